@@ -17,6 +17,8 @@ from .opaque_state import add_details
 #: Fields whose texts or lists are concatenated across chunks. For other fields the last value counts.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments")
 _LISTS = ("thinking_blocks", "annotations", "citations")  # a chunk holds whole entries
+#: Anthropic's stop reason of an unfinished answer, and the `stop_reason` of its chat choice.
+PAUSED = "pause_turn"
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 

@@ -13,6 +13,7 @@ from ..http.lenient_json import json_of, object_of, objects_of
 from ..http.wire import WireResponse, anthropic_error
 from .bodies import TranslatedBody
 from .chat_chunks import (
+    PAUSED,
     are_complete,
     arguments_of,
     calls_of,
@@ -67,6 +68,7 @@ class AnthropicEvents:
         self._state: dict[str, Any] = {}  # opaque fields of the message that are not sent yet
         self._refused = False
         self._finish_reason: str | None = None
+        self._is_paused = False
 
     def begin(self) -> list[bytes]:
         self._emit("message_start", message=self.message)
@@ -85,6 +87,7 @@ class AnthropicEvents:
                 self._read_delta(delta)
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             stopped_by: Any = choice.get("stop_reason")
+            self._is_paused |= choice.get("finish_reason") == "length" and stopped_by == PAUSED
             if stopped_by in self._stop_sequences:
                 self.message["stop_sequence"] = stopped_by
         return self._taken()
@@ -114,7 +117,7 @@ class AnthropicEvents:
         self._begin_waiting(at_end=True)
         self._close()
         self._seal()
-        notes, cut = list[str](), self._finish_reason == "length"
+        notes, cut = list[str](), self._finish_reason == "length" and not self._is_paused
         for block in self.message["content"]:
             if block["type"] == "tool_use":
                 block["input"], changes = arguments_of(block["name"], block["input"], cut=cut)
@@ -125,7 +128,7 @@ class AnthropicEvents:
             reason = "tool_use" if any(block["type"] == "tool_use" for block in message["content"]) else "end_turn"
         if self._finish_reason == "stop" and message["stop_sequence"] is not None:
             reason = "stop_sequence"
-        message["stop_reason"] = "refusal" if self._refused else reason
+        message["stop_reason"] = "refusal" if self._refused else PAUSED if self._is_paused else reason
         delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
         extension = {"updraft": message["updraft"]} if "updraft" in message else {}
         self._emit("message_delta", delta=delta, usage=message["usage"], **extension)

@@ -13,6 +13,7 @@ import msgspec
 from ..errors import UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of
 from .chat_chunks import (
+    PAUSED,
     calls_of,
     citations_of,
     count_of,
@@ -38,7 +39,7 @@ _ECHOED = (
 _DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_logprobs": 0}
 _EFFECTIVE = ("temperature", "top_p", "service_tier")  # reported by the model that answers
 _NO_DETAILS = {"description": None, "parameters": None, "strict": False}
-_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter", PAUSED: PAUSED}
 
 
 def begun_response(request: ResponsesRequest, *, stored: bool) -> dict[str, Any]:
@@ -132,7 +133,8 @@ class ResponseEvents:
             logprobs = objects_of(object_of(choice.get("logprobs")).get("content"))
             for delta in deltas_of(choice):
                 self._read_delta(delta, logprobs)
-            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            reason = PAUSED if choice.get("stop_reason") == PAUSED else choice.get("finish_reason")
+            self._finish_reason = reason or self._finish_reason
         return self._taken()
 
     def _read_delta(self, delta: dict[str, Any], logprobs: list[Item]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from ....protocol.dialects.chat_chunks import PAUSED
 from ...request.json_narrowing import table, tables
 from .chunks import ChunkMaker, arguments_of, tool_call, usage_of, whole
 from .provider import ChatEvents
@@ -12,9 +13,11 @@ from .provider import ChatEvents
 _FINISHES = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
+    PAUSED: "length",  # of OpenAI's reasons, the only one that means an unfinished answer
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
+_PAUSED_NOTE = "the cloud paused its turn: send its answer back unchanged and it continues"
 _SHOWN = {"text": "content", "thinking": "reasoning_content"}  # names in chat completions
 #: Fields of thinking blocks. The last field proves to the API that the block is its own.
 _SIGNED = {"thinking": ("thinking", "signature"), "redacted_thinking": ("data",)}
@@ -125,9 +128,10 @@ class MessageEvents(ChatEvents):
         if reason is None:
             return [usage]
         last = self._chunks.delta({}, _FINISHES.get(str(reason), "stop"))
-        if (
-            stopped_by := ended.get("stop_sequence")
-        ) is not None:  # vLLM's field for the stop sequence that ended the answer
+        if reason == PAUSED:
+            last["updraft"] = {"notes": [_PAUSED_NOTE]}
+        stopped_by = PAUSED if reason == PAUSED else ended.get("stop_sequence")
+        if stopped_by is not None:  # vLLM's field for the stop sequence that ended the answer
             last["choices"][0]["stop_reason"] = stopped_by
         return [last, usage]
 

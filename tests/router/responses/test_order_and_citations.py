@@ -245,3 +245,24 @@ def test_annotations_of_openai(cloud: ScriptedProvider, daemons: dict[str, str],
     )
     sent = cloud.asked[-1].body["messages"][1]["content"]
     assert sent == [{"type": "text", "text": "So: rain."}], "Anthropic refuses citations that it has not encrypted"
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_paused_turn_is_not_finished(
+    cloud: ScriptedProvider, daemons: dict[str, str], path: str, stream: bool
+) -> None:
+    anthropic_says(cloud, [{"type": "text", "text": "I search."}], "pause_turn", stream=stream)
+    answer = ask(daemons["anthropic"], path, [USER], stream=stream)
+    assert any("paused" in note for note in notes_in(answer))
+    if path == MESSAGES:
+        ends = [event.get("delta", event).get("stop_reason") for event in answer]
+        assert [end for end in ends if end] == ["pause_turn"]
+    elif path == CHAT:
+        choices = [choice for event in answer for choice in event["choices"]]
+        assert [(each["finish_reason"], each["stop_reason"]) for each in choices if each.get("finish_reason")] == [
+            ("length", "pause_turn")
+        ]
+    else:
+        response = answer[-1].get("response", answer[-1])
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "pause_turn"})
