@@ -15,7 +15,7 @@ from ..http.lenient_json import json_bytes, object_of, objects_of, raw_object
 from .opaque_state import add_details
 
 #: Fields whose texts or lists are concatenated across chunks. For other fields the last value counts.
-_TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments")
+_TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments", "input")
 _LISTS = ("thinking_blocks", "annotations", "citations")  # a chunk holds whole entries
 #: Anthropic's stop reason of an unfinished answer, and the `stop_reason` of its chat choice.
 PAUSED = "pause_turn"
@@ -35,7 +35,7 @@ class _Message:
             if name == "tool_calls":
                 for index, call in calls_of(delta):
                     self.calls.setdefault(index, _Message()).add(call)
-            elif name == "function":
+            elif name in ("function", "custom"):
                 self.add(object_of(value))
             elif name in _TEXTS and isinstance(value, str):
                 self.texts.setdefault(name, []).append(value)
@@ -56,9 +56,9 @@ class _Message:
         return message
 
     def call(self) -> dict[str, Any]:
-        said = {name: value for name, value in self.fields.items() if name != "name"}
-        arguments = "".join(self.texts.get("arguments", ()))
-        return {"type": "function", **said, "function": {"name": self.fields.get("name"), "arguments": arguments}}
+        said = {"type": "function"} | {name: value for name, value in self.fields.items() if name != "name"}
+        form, field = ("custom", "input") if said["type"] == "custom" else ("function", "arguments")
+        return {**said, form: {"name": self.fields.get("name"), field: "".join(self.texts.get(field, ()))}}
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import UpstreamError
-from ..http.lenient_json import json_of, object_of, objects_of
+from ..http.lenient_json import json_bytes, json_of, object_of, objects_of
 from ..http.wire import WireResponse, anthropic_error
 from .bodies import TranslatedBody
 from .chat_chunks import (
@@ -64,6 +64,7 @@ class AnthropicEvents:
         self._open: dict[str, Any] | None = None
         self._call: int | None = None  # index of the call in the open block
         self._calls: dict[int, dict[str, Any]] = {}  # blocks by index of the call
+        self._custom: set[int | None] = set()  # indices of the calls of custom tools
         self._waiting: dict[int, str] = {}  # buffered arguments of calls whose blocks have not started
         self._state: dict[str, Any] = {}  # opaque fields of the message that are not sent yet
         self._refused = False
@@ -176,11 +177,16 @@ class AnthropicEvents:
             self._sign(blocks_of(sealed)[0])
 
     def _add_to_call(self, index: int, call: dict[str, Any]) -> None:
-        function = object_of(call.get("function"))
-        text = text_of(function.get("arguments"))
+        function, custom = object_of(call.get("function")), object_of(call.get("custom"))
+        text, name = text_of(function.get("arguments")), function.get("name") or custom.get("name") or ""
+        if custom:  # the text of a custom tool becomes the argument `input`
+            text = json_bytes(text_of(custom.get("input"))).decode()[1:-1]
+        if custom and index not in self._calls:
+            self._custom.add(index)
+            text = '{"input":"' + text
         if index not in self._calls:
             call_id = id_of(call, f"toolu_{secrets.token_hex(12)}")
-            self._calls[index] = {"type": "tool_use", "id": call_id, "name": function.get("name") or "", "input": {}}
+            self._calls[index] = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
             self._waiting[index] = ""
         if index in self._waiting:
             self._waiting[index] += text
@@ -213,6 +219,8 @@ class AnthropicEvents:
         self._emit("content_block_delta", index=len(self.message["content"]), delta={"type": kind, name: text})
 
     def _close(self) -> None:
+        if self._call in self._custom:
+            self._grow('"}')
         block, text = self._open, "".join(self._texts)
         if block is None:
             return

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import UpstreamError
 from ..http.lenient_json import json_line, json_of, object_of, objects_of
+from ..turns import as_function
 from .chat_chunks import ChatChunks, arguments_of, citations_of, first_choices, reasoning_of, text_of, with_notes
 from .ollama_request import OllamaChat, OllamaGenerate
 from .opaque_state import id_of, seal
@@ -158,7 +159,7 @@ def _read(completion: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, An
     if cited := citations_of(message) or objects_of(message.get("annotations")):
         notes.append(f"citations were left out: {len(cited)}")
     for index, call in enumerate(objects_of(message.get("tool_calls"))):
-        function = object_of(call.get("function"))
+        function = object_of(as_function(call).get("function"))
         arguments, changes = arguments_of(text_of(function.get("name")), text_of(function.get("arguments")), cut=cut)
         notes += changes
         named = {"id": identifier} if (identifier := id_of(call, "")) else {}

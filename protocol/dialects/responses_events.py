@@ -28,9 +28,15 @@ from .opaque_state import add_details, id_of, seal
 from .responses_items import Item, item_id
 from .responses_request import ResponsesRequest
 
-_Kind = Literal["output_text", "refusal", "reasoning_text", "function_call_arguments"]
+_Kind = Literal["output_text", "refusal", "reasoning_text", "function_call_arguments", "custom_tool_call_input"]
 #: Field of each kind's `.done` event that holds the whole text.
-_WHOLE = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text", "function_call_arguments": "arguments"}
+_WHOLE = {
+    "output_text": "text",
+    "refusal": "refusal",
+    "reasoning_text": "text",
+    "function_call_arguments": "arguments",
+    "custom_tool_call_input": "input",
+}
 _ECHOED = (
     "instructions", "previous_response_id", "background", "max_output_tokens", "max_tool_calls", "tool_choice",
     "metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -84,7 +90,7 @@ class _OpenItem:
 
     @property
     def has_parts(self) -> bool:
-        return self.kind != "function_call_arguments"
+        return self.kind not in ("function_call_arguments", "custom_tool_call_input")
 
     @property
     def part(self) -> Item:
@@ -241,18 +247,24 @@ class ResponseEvents:
             self._emit("response.output_item.done", output_index=made.output_index, item=made.item)
 
     def _call(self, index: int, call: Item) -> None:
-        function = object_of(call.get("function"))
+        custom = object_of(call.get("custom"))
+        kind: _Kind = "custom_tool_call_input" if custom else "function_call_arguments"
+        called = custom or object_of(call.get("function"))
         opened = self._calls.get(index)
         if opened is None:
             if self._text is not None:
                 self._close(self._text, "completed")
                 self._text = None
-            item = {"type": "function_call", "call_id": id_of(call, f"call_{secrets.token_hex(12)}")}
-            item |= {"name": function.get("name") or "", "arguments": ""}
-            opened = self._calls[index] = self._add(item, "function_call_arguments")
-        if text := text_of(function.get("arguments")):
+            item = {"type": "custom_tool_call" if custom else "function_call"}
+            item |= {
+                "call_id": id_of(call, f"call_{secrets.token_hex(12)}"),
+                "name": called.get("name") or "",
+                _WHOLE[kind]: "",
+            }
+            opened = self._calls[index] = self._add(item, kind)
+        if text := text_of(called.get(_WHOLE[kind])):
             opened.pieces.append(text)
-            self._emit("response.function_call_arguments.delta", **self._place(opened), delta=text)
+            self._emit(f"response.{opened.kind}.delta", **self._place(opened), delta=text)
 
     def _add(self, fields: Item, kind: _Kind) -> _OpenItem:
         output: list[Item] = self.response["output"]

@@ -16,6 +16,7 @@ from ....protocol.errors import invalid_value
 from ....protocol.hints import EFFORTS, HINTS, Hints
 from ....protocol.http.lenient_json import json_bytes
 from ....protocol.structured import function_tools
+from ....protocol.turns import as_function
 from ...request.json_narrowing import table, tables
 from .provider import Provider
 
@@ -155,7 +156,7 @@ class ChatFields:
         """Return the tool calls. Arguments that are no object become `raw_arguments`, because the APIs need objects."""
         calls: list[EarlierCall] = []
         for call in tables(message.get("tool_calls")) or []:
-            function = table(call.get("function")) or {}
+            function = table(as_function(call).get("function")) or {}
             name, given = str(function.get("name")), function.get("arguments")
             text = given if isinstance(given, str) else json_bytes({} if given is None else given).decode()
             raw, notes = arguments_of(name, text, cut=False)  # undecoded, since decoding would round large numbers

@@ -11,6 +11,7 @@ import pytest
 from provider_daemons import running_daemons
 from scripted_provider import ScriptedProvider, events, running_provider
 from updraft.accounting.token_estimate import text_bytes
+from updraft.protocol.requests import read_chat
 from updraft.router.config import CacheSettings
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -266,3 +267,66 @@ def test_a_paused_turn_is_not_finished(
     else:
         response = answer[-1].get("response", answer[-1])
         assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "pause_turn"})
+
+
+PATCH = 'say "\u00e9"\n\\'
+CUSTOM = {"id": "c1", "type": "custom", "custom": {"name": "patch", "input": PATCH}}
+
+
+def custom_pieces() -> list[dict[str, Any]]:
+    """Return the delta of a custom tool's call, and the deltas with the pieces of its input."""
+    begun = {"index": 0, **CUSTOM, "custom": {"name": "patch", "input": ""}}
+    return [{"tool_calls": [each]} for each in (begun, *({"index": 0, "custom": {"input": x}} for x in PATCH))]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES, OLLAMA])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_a_custom_tool(cloud: ScriptedProvider, daemons: dict[str, str], path: str, stream: bool) -> None:
+    if stream:
+        choices = [{"index": 0, "delta": delta, "finish_reason": None} for delta in custom_pieces()]
+        choices.append({"index": 0, "delta": {}, "finish_reason": "tool_calls"})
+        cloud.says(events(*({"id": "c", "model": "m", "choices": [each]} for each in choices)))
+    else:
+        openai_says(cloud, {"content": None, "tool_calls": [CUSTOM]}, "tool_calls", stream=False)
+    answer = ask(daemons["openai"], path, [USER], stream=stream)
+    if path == CHAT:
+        (call,) = message_in(answer)["tool_calls"]
+        assert (call["type"], call["custom"]["name"]) == ("custom", "patch")
+        return
+    if path == OLLAMA:
+        calls = [call for event in answer for call in event["message"].get("tool_calls", ())]
+        assert [call["function"] for call in calls] == [{"index": 0, "name": "patch", "arguments": {"input": PATCH}}]
+        return
+    openai_says(cloud, {"content": "Yes."}, "stop", stream=False)
+    if path == MESSAGES:
+        (block,) = content_of(answer)
+        assert block == {"type": "tool_use", "id": "c1", "name": "patch", "input": {"input": PATCH}}
+        result = {"type": "tool_result", "tool_use_id": "c1", "content": "done"}
+        turns = [USER, {"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]
+        ask(daemons["openai"], path, turns, stream=False)
+        function = cloud.asked[-1].body["messages"][1]["tool_calls"][0]["function"]
+        assert (function["name"], json.loads(function["arguments"])) == ("patch", {"input": PATCH})
+        return
+    (item,) = answer[-1].get("response", answer[-1])["output"]
+    assert {name: item[name] for name in ("type", "call_id", "name", "input")} == {
+        "type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": PATCH
+    }  # fmt: skip
+    if stream:
+        deltas = [event["delta"] for event in answer if event["type"] == "response.custom_tool_call_input.delta"]
+        assert "".join(deltas) == PATCH
+    turns = [USER, item, {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}]
+    ask(daemons["openai"], path, turns, stream=False)
+    _, called, result = cloud.asked[-1].body["messages"]
+    assert called["tool_calls"] == [CUSTOM]
+    assert result == {"role": "tool", "tool_call_id": "c1", "content": "done"}
+
+
+def test_models_without_custom_tools_read_functions(cloud: ScriptedProvider, daemons: dict[str, str]) -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": "done"}
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [CUSTOM]}, result]
+    anthropic_says(cloud, [{"type": "text", "text": "Yes."}], "end_turn", stream=False)
+    ask(daemons["anthropic"], CHAT, messages, stream=False)
+    block = cloud.asked[-1].body["messages"][1]["content"][0]
+    assert block == {"type": "tool_use", "id": "c1", "name": "patch", "input": {"input": PATCH}}
+    (call,) = read_chat({"model": "m", "messages": messages}).messages[1].tool_calls or ()
+    assert (call.function.name, json.loads(call.function.arguments)) == ("patch", {"input": PATCH})
