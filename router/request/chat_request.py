@@ -128,6 +128,7 @@ def read_routing_request(
     InvalidRequestError if no tier could process the request."""
     read_switches(body, ChatRequest)
     body |= whole_turns(body)
+    native = None if request.native is None else replace(request.native, chat=dict(body))
     unknown = take_unknown_hints(body)
     options = take_options(body)
     check_private(options, requested_tier)
@@ -148,7 +149,7 @@ def read_routing_request(
         deadline=None if request.timeout_s is None else started + request.timeout_s,
         names=request.names,
         notes=(*request.hints, *selected.notes, *unknown),
-        forwarded=replace(selected, native=request.native),
+        forwarded=replace(selected, native=native),
     )
 
 
