@@ -16,7 +16,7 @@ from .opaque_state import add_details
 
 #: Fields whose texts or lists are concatenated across chunks. For other fields the last value counts.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments", "input")
-_LISTS = ("thinking_blocks", "annotations", "citations")  # a chunk holds whole entries
+_LISTS = ("thinking_blocks", "annotations", "citations")  # each chunk adds complete entries
 #: Anthropic's stop reason of an unfinished answer, and the `stop_reason` of its chat choice.
 PAUSED = "pause_turn"
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -144,20 +144,20 @@ def first_choices(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def deltas_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the delta of a streamed choice, or a whole message as deltas.
+    """Return the delta of a streamed choice, or the message of a whole choice as deltas.
 
-    The field `deltas` of a message holds its pieces in the order in which they were written. It is missing if the
-    order is the usual one: reasoning, text, tool calls.
+    A message has the field `deltas`, its pieces in the order of writing, only if that order is unusual. The usual
+    order is reasoning, text, tool calls.
     """
     said = object_of(choice.get("delta") or choice.get("message"))
     return objects_of(said.get("deltas")) or [said]
 
 
 def citations_of(delta: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Return Anthropic's citations of the text that ends with a delta, or None if the text may continue."""
+    """Return Anthropic's citations of the text block that ends with this delta, or None if no block ends here."""
     given = delta.get("citations")
     if not isinstance(given, list) or not all("type" in each for each in objects_of(given)):
-        return None  # other clouds list URLs in a field of this name
+        return None  # some other clouds have a field `citations` that lists URLs
     return [{name: value for name, value in each.items() if name != "index"} for each in objects_of(given)]
 
 

@@ -66,7 +66,7 @@ class AnthropicEvents:
         self._calls: dict[int, dict[str, Any]] = {}  # blocks by index of the call
         self._custom: set[int | None] = set()  # indices of the calls of custom tools
         self._waiting: dict[int, str] = {}  # buffered arguments of calls whose blocks have not started
-        self._state: dict[str, Any] = {}  # opaque fields of the message that are not sent yet
+        self._state: dict[str, Any] = {}  # fields for `_seal` to send
         self._refused = False
         self._finish_reason: str | None = None
         self._is_paused = False
@@ -125,7 +125,7 @@ class AnthropicEvents:
                 notes += changes
         message = self.message = with_notes(self.message, *notes)
         reason = _STOP_REASONS.get(self._finish_reason, "end_turn")
-        if reason in ("end_turn", "tool_use"):  # some clouds end tool calls with `stop`, on which agents would stop
+        if reason in ("end_turn", "tool_use"):  # some clouds end tool calls with `stop`
             reason = "tool_use" if any(block["type"] == "tool_use" for block in message["content"]) else "end_turn"
         if self._finish_reason == "stop" and message["stop_sequence"] is not None:
             reason = "stop_sequence"
@@ -144,7 +144,7 @@ class AnthropicEvents:
         self._grow(text)
 
     def _cite(self, delta: dict[str, Any]) -> None:
-        """Add the citations of a delta to the open text. Citations in Anthropic's form, even none, end its block."""
+        """Add a delta's citations to the open text block. Anthropic's list of them ends the block, even if empty."""
         own, opened = citations_of(delta), self._open
         if opened is None or opened["type"] != "text":
             return
@@ -157,7 +157,7 @@ class AnthropicEvents:
             self._close()
 
     def _sign(self, block: dict[str, Any]) -> None:
-        """End a signed thinking block, whose text was streamed before unless the answer is whole."""
+        """Send a signed thinking block, without its text if that was already streamed."""
         opened = self._open
         if block.get("type") == "redacted_thinking":
             self._begin_block({"type": "redacted_thinking", "data": block.get("data")})
@@ -171,7 +171,7 @@ class AnthropicEvents:
         self._close()
 
     def _seal(self) -> None:
-        """Send the opaque fields, which have no equivalent in Anthropic's API."""
+        """Send the cloud's `OPAQUE` fields in a redacted thinking block, as Anthropic's API has no fields for them."""
         if sealed := seal(self._state):
             self._state = {}
             self._sign(blocks_of(sealed)[0])
@@ -264,7 +264,7 @@ def message_of(request: MessagesRequest, answer: WireResponse, count: Callable[[
 async def _streamed(
     request: MessagesRequest, count: Callable[[], Awaitable[int]], payloads: AsyncIterator[bytes]
 ) -> AsyncGenerator[bytes]:
-    """Yield the events of a message. The first has the counted prompt tokens, the last the usage of the stream."""
+    """Yield the events of a message. The first event has the result of `count`; the last has the cloud's usage."""
     events = AnthropicEvents(request, await count())
     yield b"".join(events.begin())
     async for payload in payloads:

@@ -31,7 +31,7 @@ class OllamaAnswer:
     def part(
         self, text: str, thinking: str = "", calls: list[dict[str, Any]] | None = None, logprobs: Any = None
     ) -> dict[str, Any]:
-        """Build one response object with a piece of the answer. `logprobs`: the choice's."""
+        """Build one response object with a piece of the answer. `logprobs`: the field of the chat choice."""
         thought = {"thinking": thinking} if thinking else {}
         if isinstance(self.request, OllamaGenerate):
             said: dict[str, Any] = {"response": text, **thought}
@@ -44,7 +44,7 @@ class OllamaAnswer:
         return {"model": self.request.model, "created_at": now, **said, **scored, "done": False}
 
     def delta(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Convert a streamed chunk; None if it has no text. Tool calls are sent whole, at the end (`ends`)."""
+        """Convert a streamed chunk; None if the chunk has no text. `ends` sends the tool calls at the end."""
         for choice in first_choices(chunk):
             text, thinking = _text_and_reasoning(object_of(choice.get("delta")))
             if text or thinking:
@@ -139,7 +139,7 @@ def error_line(message: str) -> bytes:
 
 
 def _sign(part: dict[str, Any], message: dict[str, Any]) -> None:
-    """Add the opaque fields of a chat message, for callers that send messages back as they are."""
+    """Add the message's `OPAQUE` fields as `thinking_signature`, for callers that send messages back unchanged."""
     if "message" in part and (sealed := seal(message)):
         part["message"]["thinking_signature"] = sealed
 

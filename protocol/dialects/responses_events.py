@@ -110,9 +110,9 @@ class ResponseEvents:
         self._sequence = sequence
         self._text: _OpenItem | None = None
         self._calls: dict[int, _OpenItem] = {}
-        self._state: dict[str, Any] = {}  # opaque fields of the message that are not sent yet
+        self._state: dict[str, Any] = {}  # fields for `_seal` to send
         self._finish_reason: str | None = None
-        self._num_chars = 0  # of the answer's text so far
+        self._num_chars = 0  # characters in the answer's text so far
         self._num_lost = 0  # citations without an equivalent
 
     def begin(self) -> list[bytes]:
@@ -199,7 +199,7 @@ class ResponseEvents:
         self._emit(f"response.{kind}.delta", **self._place(opened), delta=text, **extra)
 
     def _open_text(self, kind: _Kind) -> _OpenItem:
-        """Start a part of the open message if there is one and `kind` belongs in a message; else start a new item."""
+        """Start a part of the open message if `kind` belongs in a message and one is open; else start a new item."""
         before = self._text
         if before is not None and "reasoning_text" not in (kind, before.kind):
             self._close_part(before)
@@ -217,7 +217,7 @@ class ResponseEvents:
         return opened
 
     def _annotate(self, delta: dict[str, Any]) -> None:
-        """Add the URL citations of a delta to the open text. Their places count from the start of that text."""
+        """Add a delta's URL citations to the open text part, with indices from the start of this part."""
         opened = self._text
         urls = [object_of(each.get("url_citation")) for each in objects_of(delta.get("annotations"))]
         self._num_lost += max(0, len(citations_of(delta) or ()) - len(urls))
@@ -231,7 +231,7 @@ class ResponseEvents:
             self._emit("response.output_text.annotation.added", **self._place(opened), **index, annotation=annotation)
 
     def _seal(self) -> None:
-        """Send the opaque fields of the message with the open reasoning, or else as an item without a text."""
+        """Send the cloud's `OPAQUE` fields with the open reasoning item, or else in a reasoning item without text."""
         sealed, opened = seal(self._state), self._text
         if not sealed:
             return

@@ -44,7 +44,7 @@ def completion_in(
 
 
 def embeddings_in(raw: bytes, url: str, encoding: Any) -> dict[str, Any]:
-    """Return the answer with its vectors in the requested encoding, by index. Raises CloudFailure if it has none."""
+    """Return the answer with vectors in the requested encoding, in order. Raises CloudFailure without vectors."""
     answer = _table(raw, url)
     entries = tables(answer.get("data"))
     if not entries:
@@ -77,11 +77,11 @@ def is_piece(choice: dict[str, Any]) -> bool:
 
 
 class CallIndices:
-    """Indices of one answer's tool calls. Some servers omit them or the IDs, or send 0 for every call."""
+    """Indices of one answer's tool calls. Some servers omit indices or IDs, or send the index 0 for every call."""
 
     def __init__(self) -> None:
-        self._indices: dict[tuple[int, str], int] = {}  # by the server's index and the ID; "" is the latest ID
-        self._arguments: list[str] = []  # by index of the call
+        self._indices: dict[tuple[int, str], int] = {}  # by server index and call ID; "" means the latest ID
+        self._arguments: list[str] = []  # arguments so far, by index of the call
 
     def numbered(self, pieces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield pieces of calls with the index of their call. A name starts a call if its ID is new. Without an ID, it
@@ -106,9 +106,9 @@ class StreamedChoices:
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {}
-        self._begun: set[int] = set()  # choices whose role was sent
+        self._begun: set[int] = set()  # indices of choices whose role was sent
         self._calls = defaultdict[int, CallIndices](CallIndices)
-        self._unfinished: dict[int, bool] = {}  # choices without a finish reason; True: of a text completion
+        self._unfinished: dict[int, bool] = {}  # by index of each choice without a finish reason: whether it is text
 
     def normalize(self, event: dict[str, Any]) -> bool:
         """Normalize `event` in place. Only the first delta of a choice has a role. Return whether `event` changed."""
@@ -174,7 +174,7 @@ def _normalize(choice: dict[str, Any]) -> None:
     calls = tables(message.get("tool_calls"))
     for call in calls or ():
         call.update(_with_text(call))
-        call.pop("index", None)  # some clouds send 0 for every call
+        call.pop("index", None)  # some clouds send the index 0 for every call
     message["role"] = message.get("role") or "assistant"
     reason = choice.get("finish_reason") or ("tool_calls" if calls else "stop")
     choice["finish_reason"] = _FINISH_REASONS.get(reason, reason)

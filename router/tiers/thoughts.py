@@ -16,7 +16,7 @@ class ThoughtForm:
     """Form of the reasoning in one cloud's messages, learned from its answers."""
 
     def __init__(self) -> None:
-        self._field = _PLAIN  # "content": parts of the content, as at Mistral
+        self._field = _PLAIN  # field with the reasoning; "content" if content parts hold it, as at Mistral
 
     def read(self, said: dict[str, Any]) -> bool:
         """Move the reasoning of a message or delta to `reasoning_content`. Return whether `said` changed."""

@@ -19,12 +19,12 @@ _FINISHES = {
 }
 _PAUSED_NOTE = "the cloud paused its turn: send its answer back unchanged and it continues"
 _SHOWN = {"text": "content", "thinking": "reasoning_content"}  # names in chat completions
-#: Fields of thinking blocks. The last field proves to the API that the block is its own.
+#: Fields of thinking blocks. Anthropic checks the last field, its signature or encrypted data.
 _SIGNED = {"thinking": ("thinking", "signature"), "redacted_thinking": ("data",)}
 
 
 def signed_thoughts(blocks: Any) -> list[dict[str, Any]]:
-    """Return the thinking blocks that the API has signed."""
+    """Return the thinking blocks that Anthropic has signed, with only the fields that its API accepts."""
     return [
         {"type": kind, **{name: block.get(name) for name in _SIGNED[kind]}}
         for block in tables(blocks) or []
@@ -39,10 +39,10 @@ class MessageEvents(ChatEvents):
         self._chunks = ChunkMaker()
         self._counts: dict[str, Any] = {}
         self._block: dict[str, Any] = {}  # first event of the latest block
-        self._texts = defaultdict[str, list[str]](list)  # text of the following events, by field
-        self._citations: list[dict[str, Any]] = []  # of the latest block
-        self._begin_at = self._end_at = 0  # place of the latest text block in the text of the whole answer
-        self._is_text_open = False  # whether the chunks so far end with a text that another text would continue
+        self._texts = defaultdict[str, list[str]](list)  # texts of the latest block's deltas, by field
+        self._citations: list[dict[str, Any]] = []  # citations of the latest block
+        self._begin_at = self._end_at = 0  # place of the latest text block in the answer's text, in characters
+        self._is_text_open = False  # whether the text of the next chunk would continue an uncited text block
         self._call = 0  # index of the latest tool call
 
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from ....accounting.reported_usage import counted
 from ....protocol.dialects.chat_chunks import ChatChunks
 from ....protocol.http.lenient_json import json_bytes
 
-#: The usual order of a message. Readers of a message without `deltas` assume it.
+#: Usual order of a message's fields, which readers assume if the message has no `deltas`.
 _ORDER = ("reasoning_content", "content", "tool_calls")
 
 
@@ -66,10 +66,10 @@ class ChunkMaker:
         self.id = ""
         self.model = ""
         self._created = int(time.time())
-        self._lengths = Counter[tuple[int, str]]()  # of the lists in the messages, by choice and field
+        self._lengths = Counter[tuple[int, str]]()  # lengths of the messages' lists, by choice and field
 
     def entries(self, field: str, added: list[dict[str, Any]], index: int = 0) -> list[dict[str, Any]]:
-        """Return the next entries of a list in a message with their indices, by which clients join deltas."""
+        """Return entries to append to a message's list, each with its index, by which clients join deltas."""
         first = self._lengths[index, field]
         self._lengths[index, field] += len(added)
         return [{"index": place, **entry} for place, entry in enumerate(added, first)]

@@ -17,8 +17,8 @@ class ContentEvents(ChatEvents):
 
     def __init__(self) -> None:
         self._chunks = ChunkMaker()
-        self._begun: set[int] = set()  # candidates whose role was sent
-        self._called: set[int] = set()  # candidates with tool calls
+        self._begun: set[int] = set()  # indices of candidates whose role was sent
+        self._called: set[int] = set()  # indices of candidates with tool calls
 
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         chunks, finished = self._chunks, False

@@ -87,7 +87,7 @@ class Provider(ABC):
     name: str
     capabilities: Capabilities
     errors: ErrorMap = ErrorMap()
-    # Hints that the translation keeps. None: all, since nothing is translated.
+    # Request fields without effect on the answer that the translation keeps. None: all are kept.
     hints: tuple[str, ...] | None = None
     # Name of the field that holds a tool call's arguments as an object. `read` does not decode it (`msgspec.Raw`).
     raw_member: str = ""
@@ -112,7 +112,7 @@ class Provider(ABC):
         return json_keeping(raw, self.raw_member) if self.raw_member else json_of(raw, exact=True)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer as a chat completion. `events` must therefore also translate whole answers."""
+        """Return a whole answer as a chat completion, by default with the translator of `events`."""
         events = self.events()
         return body if events is None else completion_of(events.read(body))
 
