@@ -14,7 +14,7 @@ from ....protocol.http.forwarding import NativeRequest
 from ...request.json_narrowing import table, tables
 from .anthropic_answers import MessageEvents, signed_thoughts
 from .chat_fields import BLANK, ChatFields, Image, add_turn, with_user_turns
-from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
+from .provider import Capabilities, ErrorCodes, Provider, ProviderCall, with_query
 
 _VERSION = "2023-06-01"
 _MAX_TOKENS = 8192  # default limit of an answer, because the API requires a limit
@@ -30,6 +30,18 @@ _OWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("service_tier", "cache_control", "context_management"), ()),
 }
 _SAME = {name: name for name in ("temperature", "top_p", "top_k", "thinking", "cache_control")}
+_ERRORS: ErrorCodes = {
+    "invalid_request_error": (400, None),
+    "authentication_error": (401, "invalid_api_key"),
+    "billing_error": (402, "insufficient_quota"),
+    "permission_error": (403, None),
+    "not_found_error": (404, "model_not_found"),
+    "request_too_large": (413, None),
+    "rate_limit_error": (429, "rate_limit_exceeded"),
+    "api_error": (500, None),
+    "timeout_error": (504, None),
+    "overloaded_error": (529, "overloaded"),
+}
 
 
 class AnthropicProvider(Provider):
@@ -39,27 +51,7 @@ class AnthropicProvider(Provider):
     hints = ("user", "safety_identifier")
     raw_member = "input"
     capabilities = Capabilities(continuation=True, all_endpoints=False)
-    errors = ErrorMap(
-        statuses={
-            "invalid_request_error": 400,
-            "authentication_error": 401,
-            "billing_error": 402,
-            "permission_error": 403,
-            "not_found_error": 404,
-            "request_too_large": 413,
-            "rate_limit_error": 429,
-            "api_error": 500,
-            "timeout_error": 504,
-            "overloaded_error": 529,
-        },
-        codes={
-            "authentication_error": "invalid_api_key",
-            "billing_error": "insufficient_quota",
-            "not_found_error": "model_not_found",
-            "rate_limit_error": "rate_limit_exceeded",
-            "overloaded_error": "overloaded",
-        },
-    )
+    errors = _ERRORS
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         return {"anthropic-version": _VERSION} | ({"x-api-key": api_key} if api_key else {})

@@ -13,7 +13,7 @@ from ...request.json_narrowing import object_in, table, tables
 from ..failures import CloudFailure
 from .chat_fields import BLANK, ChatFields, EarlierCall, Image, add_turn, with_user_turns
 from .gemini_answers import ContentEvents
-from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
+from .provider import Capabilities, ErrorCodes, Provider, ProviderCall, with_query
 
 _CONFIG = {
     "temperature": "temperature",
@@ -26,6 +26,17 @@ _CONFIG = {
 }
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 _NO_SIGNATURE = "skip_thought_signature_validator"  # Google's placeholder signature for calls by other models
+_ERRORS: ErrorCodes = {
+    "INVALID_ARGUMENT": (400, None),
+    "FAILED_PRECONDITION": (400, None),
+    "UNAUTHENTICATED": (401, "invalid_api_key"),
+    "PERMISSION_DENIED": (403, None),
+    "NOT_FOUND": (404, "model_not_found"),
+    "RESOURCE_EXHAUSTED": (429, "rate_limit_exceeded"),
+    "INTERNAL": (500, None),
+    "UNAVAILABLE": (503, "overloaded"),
+    "DEADLINE_EXCEEDED": (504, None),
+}
 
 
 class GeminiProvider(Provider):
@@ -35,25 +46,7 @@ class GeminiProvider(Provider):
     hints = ()
     raw_member = "args"
     capabilities = Capabilities(seeds=True, lists_models=False, all_endpoints=False)
-    errors = ErrorMap(
-        statuses={
-            "INVALID_ARGUMENT": 400,
-            "FAILED_PRECONDITION": 400,
-            "UNAUTHENTICATED": 401,
-            "PERMISSION_DENIED": 403,
-            "NOT_FOUND": 404,
-            "RESOURCE_EXHAUSTED": 429,
-            "INTERNAL": 500,
-            "UNAVAILABLE": 503,
-            "DEADLINE_EXCEEDED": 504,
-        },
-        codes={
-            "UNAUTHENTICATED": "invalid_api_key",
-            "NOT_FOUND": "model_not_found",
-            "RESOURCE_EXHAUSTED": "rate_limit_exceeded",
-            "UNAVAILABLE": "overloaded",
-        },
-    )
+    errors = _ERRORS
 
     def base_path(self, query: Mapping[str, str]) -> str:  # noqa: ARG002
         return "/v1beta"

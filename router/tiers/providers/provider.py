@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -17,6 +18,8 @@ from ...request.json_narrowing import object_in, table
 from ..failures import CloudFailure, refused, reported
 from .chunks import completion_of
 
+#: HTTP status of an error and OpenAI's code for the error, if there is one, by the provider's name of the error.
+ErrorCodes = Mapping[str, tuple[int, str | None]]
 #: Request fields that need a capability, keyed by the capability.
 _NEEDED = {
     "grammars": ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"),
@@ -63,30 +66,14 @@ class ChatEvents(ABC):
         """Return the chat completion chunks of an event or of a whole answer; none for a keep-alive."""
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorMap:
-    """A provider's error names: the `type`, `status` or `code` in an error body."""
-
-    # HTTP status by error name, for errors inside streams, which have no HTTP status.
-    statuses: Mapping[str, int] = field(default_factory=dict[str, int])
-    # OpenAI's error code by error name.
-    codes: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    def translated(self, error: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
-        """Return the error in OpenAI's form, and the HTTP status for its name, if known."""
-        names = [str(error[key]) for key in ("status", "type", "code") if error.get(key) is not None]
-        status = next((self.statuses[name] for name in names if name in self.statuses), None)
-        code = next((self.codes[name] for name in names if name in self.codes), error.get("code"))
-        return {**error, "code": code}, status
-
-
 class Provider(ABC):
     """API of a provider. One stateless instance serves all of its clouds."""
 
     # Name in the setting `cloud_provider`.
     name: str
     capabilities: Capabilities
-    errors: ErrorMap = ErrorMap()
+    # Errors of the API. Their names are in the field `type`, `status` or `code` of an error body.
+    errors: ErrorCodes = MappingProxyType({})
     # Request fields without effect on the answer that the translation keeps. None: all are kept.
     hints: tuple[str, ...] | None = None
     # Name of the field that holds a tool call's arguments as an object. `read` does not decode it (`msgspec.Raw`).
@@ -123,9 +110,9 @@ class Provider(ABC):
     def refused(self, url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
         """Return the failure for a status other than 200."""
         error = table(object_in(raw).get("error"))
-        if error is None or not (self.errors.codes or self.errors.statuses):
+        if error is None or not self.errors:
             return refused(url, status, headers, raw)
-        translated, _ = self.errors.translated(error)
+        translated, _ = self._translated(error)
         return refused(url, status, headers, msgspec.json.encode({"error": translated}))
 
     def reported(self, url: str, error: Any) -> CloudFailure:
@@ -133,8 +120,14 @@ class Provider(ABC):
         body = table(error)
         if body is None:
             return reported(url, error)
-        translated, status = self.errors.translated(body)
+        translated, status = self._translated(body)
         return reported(url, translated if status is None else {**translated, "code": status})
+
+    def _translated(self, error: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+        """Return the error with OpenAI's code, and its HTTP status, which an error inside a stream lacks, if known."""
+        names = (str(error.get(key)) for key in ("status", "type", "code"))
+        status, code = next((self.errors[name] for name in names if name in self.errors), (None, None))
+        return {**error, "code": code or error.get("code")}, status
 
     def check(self, path: str, body: dict[str, Any]) -> None:
         """Raise UnsupportedFeatureError if the request needs a missing capability."""
