@@ -20,7 +20,7 @@ from ...protocol.http.wire import WireRequest
 from ...protocol.safety.bounded_cache import BoundedCache
 from ..accounting.request_record import RequestRecord
 from ..request.caller import Caller
-from ..request.json_narrowing import table, tables
+from ..request.json_narrowing import object_of, table, tables
 
 _OVERHEAD = 512  # bytes of Python objects per entry
 
@@ -101,7 +101,7 @@ class CacheSlot:
 def answer_of(entry: CachedCompletion, record: RequestRecord) -> dict[str, Any]:
     """Return the cached completion with the ID of the new request, and note the cache hit in the request's `record`."""
     completion: dict[str, Any] = json_of(entry.completion, exact=True)
-    record.repeat(entry.tier, table(completion.get("usage")) or {}, time.monotonic() - entry.at)
+    record.repeat(entry.tier, object_of(completion.get("usage")), time.monotonic() - entry.at)
     return {**completion, "id": record.request_id, "updraft": record.info()}
 
 
@@ -149,7 +149,7 @@ def _is_text(chunk: dict[str, Any]) -> bool:
     pieces = tables(chunk.get("choices"))
     return pieces is not None and all(
         isinstance(piece.get("index"), int)
-        and isinstance((delta := table(piece.get("delta")) or {}).get("content"), str | None)
+        and isinstance((delta := object_of(piece.get("delta"))).get("content"), str | None)
         and isinstance(piece.get("finish_reason"), str | None)
         and not any(value is not None for name, value in delta.items() if name not in ("role", "content"))
         for piece in pieces

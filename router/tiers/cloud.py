@@ -18,7 +18,7 @@ import msgspec
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarding, NativeRequest, header_bytes
 from ...protocol.structured import ignored
-from ..request.json_narrowing import table
+from ..request.json_narrowing import object_of
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
@@ -70,7 +70,7 @@ class HttpCloudTier:
             redact, is_text = self._endpoint.redactor(forwarded.api_key).json, path == "completions"
             answer = completion_in(raw, self._url, self._provider, redact, is_text=is_text)
             for choice in answer["choices"]:
-                self._endpoint.thoughts.read(table(choice.get("message")) or {})
+                self._endpoint.thoughts.read(object_of(choice.get("message")))
             return answer
 
         return await self._ask_whole(path, body, read, timeout_s, forwarded)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ....protocol.dialects.messages_blocks import is_vendor_block
 from ....protocol.http.forwarding import NativeRequest
-from ...request.json_narrowing import table, tables
+from ...request.json_narrowing import object_of, table, tables
 from .anthropic_answers import MessageEvents, signed_thoughts
 from .chat_fields import BLANK, ChatFields, Image, add_turn, with_user_turns
 from .provider import Capabilities, ErrorCodes, Provider, ProviderCall, with_query
@@ -219,7 +219,7 @@ def _add_tools(sent: dict[str, Any], fields: ChatFields) -> None:
 
 
 def _add_output(sent: dict[str, Any], fields: ChatFields, provider: Provider) -> None:
-    output: dict[str, Any] = table(fields.take("output_config")) or {}
+    output: dict[str, Any] = object_of(fields.take("output_config"))
     schema = fields.schema()
     if schema == {}:  # Anthropic needs a schema with named fields
         raise provider.unsupported("response_format of type json_object")

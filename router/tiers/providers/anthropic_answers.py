@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from ....protocol.dialects.chat_chunks import PAUSED
-from ...request.json_narrowing import table, tables
+from ...request.json_narrowing import object_of, table, tables
 from .chunks import ChunkMaker, arguments_of, tool_call, usage_of, whole
 from .provider import ChatEvents
 
@@ -53,20 +53,20 @@ class MessageEvents(ChatEvents):
                 made += [*self._begin(block), *self._end()]
             return [*made, *self._finish(event, event.get("usage"))]
         if kind == "message_start":
-            return self._start(table(event.get("message")) or {})
+            return self._start(object_of(event.get("message")))
         if kind == "content_block_start":
-            return self._begin(table(event.get("content_block")) or {})
+            return self._begin(object_of(event.get("content_block")))
         if kind == "content_block_delta":
-            return self._delta(table(event.get("delta")) or {})
+            return self._delta(object_of(event.get("delta")))
         if kind == "content_block_stop":
             return self._end()
         if kind == "message_delta":
-            return self._finish(table(event.get("delta")) or {}, event.get("usage"))
+            return self._finish(object_of(event.get("delta")), event.get("usage"))
         return []  # a ping, `message_stop`, or an unknown event
 
     def _start(self, begun: dict[str, Any]) -> list[dict[str, Any]]:
         self._chunks.id, self._chunks.model = str(begun.get("id")), str(begun.get("model"))
-        self._counts = {**(table(begun.get("usage")) or {}), "output_tokens": None}  # counted at the end
+        self._counts = {**object_of(begun.get("usage")), "output_tokens": None}  # counted at the end
         return [self._chunks.delta({"role": "assistant", "content": ""}), self._chunks.usage(_usage(self._counts))]
 
     def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
@@ -123,7 +123,7 @@ class MessageEvents(ChatEvents):
         return self._chunks.delta({"tool_calls": [{"index": self._call, "function": {"arguments": text}}]})
 
     def _finish(self, ended: dict[str, Any], counts: Any) -> list[dict[str, Any]]:
-        self._counts |= table(counts) or {}
+        self._counts |= object_of(counts)
         usage, reason = self._chunks.usage(_usage(self._counts)), ended.get("stop_reason")
         if reason is None:
             return [usage]

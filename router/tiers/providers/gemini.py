@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ...request.json_narrowing import object_in, table, tables
+from ...request.json_narrowing import object_in, object_of, table, tables
 from ..failures import CloudFailure
 from .chat_fields import BLANK, ChatFields, EarlierCall, Image, add_turn, with_user_turns
 from .gemini_answers import ContentEvents
@@ -73,7 +73,7 @@ class GeminiProvider(Provider):
 
 def _retry_delay(raw: bytes) -> str:
     """Return the retry delay in seconds, or "" if the error has none."""
-    error = table(object_in(raw).get("error")) or {}
+    error = object_of(object_in(raw).get("error"))
     delays = (str(detail.get("retryDelay", "")) for detail in tables(error.get("details")) or [])
     return next((match[1] for delay in delays if (match := re.fullmatch(r"(\d+(?:\.\d+)?)s", delay))), "")
 
@@ -145,7 +145,7 @@ def _call_part(call: EarlierCall, model: str, *, first: bool) -> dict[str, Any]:
 
 def _signature(holder: dict[str, Any]) -> Any:
     """Return the thought signature of a message's text or of a tool call, or None."""
-    google = table((table(holder.get("extra_content")) or {}).get("google")) or {}
+    google = object_of(object_of(holder.get("extra_content")).get("google"))
     return google.get("thought_signature")
 
 

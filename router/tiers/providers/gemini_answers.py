@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ....protocol.http.ids import new_id
-from ...request.json_narrowing import table, tables
+from ...request.json_narrowing import object_of, table, tables
 from .chunks import ChunkMaker, arguments_of, tool_call, usage_of, whole
 from .provider import ChatEvents
 
@@ -29,7 +29,7 @@ class ContentEvents(ChatEvents):
             if index not in self._begun:
                 self._begun.add(index)
                 made.append(chunks.delta({"role": "assistant", "content": ""}, index=index))
-            for part in tables((table(candidate.get("content")) or {}).get("parts")) or []:
+            for part in tables(object_of(candidate.get("content")).get("parts")) or []:
                 made += [chunks.delta(delta, index=index) for delta in self._deltas(part, index)]
             finish = _finish(candidate.get("finishReason"), called=index in self._called)
             if finish is not None:
@@ -53,7 +53,7 @@ class ContentEvents(ChatEvents):
 def _candidates(body: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the candidate answers. A blocked prompt counts as one filtered answer."""
     candidates = tables(body.get("candidates")) or []
-    blocked = (table(body.get("promptFeedback")) or {}).get("blockReason")
+    blocked = object_of(body.get("promptFeedback")).get("blockReason")
     return [{"finishReason": blocked}] if blocked and not candidates else candidates
 
 
@@ -66,7 +66,7 @@ def _finish(reason: Any, *, called: bool) -> str | None:
 
 def _usage(body: dict[str, Any]) -> dict[str, Any]:
     """Convert token counts to OpenAI's form. Thoughts are billed as output."""
-    counts = table(body.get("usageMetadata")) or {}
+    counts = object_of(body.get("usageMetadata"))
     thought = whole(counts.get("thoughtsTokenCount"))
     read = whole(counts.get("promptTokenCount")) + whole(counts.get("toolUsePromptTokenCount"))
     written = whole(counts.get("candidatesTokenCount")) + thought
