@@ -87,7 +87,7 @@ class CallIndices:
         """Yield pieces of calls with the index of their call. A name starts a call if its ID is new. Without an ID, it
         starts a call after a call with complete arguments."""
         for place, piece in enumerate(map(_with_text, pieces)):
-            function = object_of(piece.get("function"))
+            function = object_of(piece.get("function") or piece.get("custom"))
             latest = (index_of(piece, place), "")
             call = (latest[0], str(piece.get("id") or ""))
             if call not in self._indices and not function.get("name"):

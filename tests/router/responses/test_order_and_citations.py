@@ -13,6 +13,7 @@ from scripted_provider import ScriptedProvider, events, running_provider
 from updraft.accounting.token_estimate import text_bytes
 from updraft.protocol.requests import read_chat
 from updraft.router.config import CacheSettings
+from updraft.router.tiers.answer_shapes import CallIndices
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 USER = {"role": "user", "content": "Hi"}
@@ -319,6 +320,11 @@ def test_a_call_of_a_custom_tool(cloud: ScriptedProvider, daemons: dict[str, str
     _, called, result = cloud.asked[-1].body["messages"]
     assert called["tool_calls"] == [CUSTOM]
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "done"}
+
+
+def test_calls_of_custom_tools_with_one_index_are_two() -> None:
+    pieces = [{"index": 0, **CUSTOM, "id": identifier} for identifier in ("c1", "c2")]
+    assert [piece["index"] for piece in CallIndices().numbered(pieces)] == [0, 1]
 
 
 def test_models_without_custom_tools_read_functions(cloud: ScriptedProvider, daemons: dict[str, str]) -> None:
