@@ -554,6 +554,19 @@ def test_cache_hints_of_chat_callers_are_forwarded(daemon: str, provider: Script
     assert result[0]["content"] == [{"type": "text", "text": "rain"}]
 
 
+def test_hints_that_the_cloud_gets_are_not_noted(daemon: str, provider: ScriptedProvider) -> None:
+    asked = {**OWN, "context_management": {"edits": []}, "client_metadata": {}, "temperature": 0}
+    asked["thinking"] = {**OWN["thinking"], "display": "omitted"}
+    for headers, noted in (
+        ({"anthropic-beta": "context-management-2025-06-27"}, ["client_metadata"]),
+        ({}, ["client_metadata", "context_management"]),
+    ):
+        provider.says(MESSAGE)
+        reply = httpx.post(f"{daemon}/v1/messages", json=asked, headers=headers, timeout=60).json()
+        assert ("context_management" in provider.asked[-1].body) == bool(headers)
+        assert reply["updraft"]["notes"] == [f"{name}: no effect" for name in noted]
+
+
 def test_only_unacceptable_parts_of_an_own_request_change(daemon: str, provider: ScriptedProvider) -> None:
     provider.says(MESSAGE)
     asked = json.loads(json.dumps(OWN))
