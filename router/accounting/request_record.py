@@ -279,7 +279,7 @@ class RequestRecord:
 
     @property
     def answer_notes(self) -> list[str]:
-        """Notes that a cached answer repeats: on ignored hints, on the constraint, and on changes for the cloud's API."""
+        """Notes that a cached answer repeats: on hints, on the constraint, and on changes for the cloud's API."""
         calls = self.cloud_calls if self.tier == "cloud" else []
         ignored = () if self.cached_tier else calls[-1].hints if calls else self.device_hints
         return [*ignored, *self.notes, *self.call_notes]

@@ -145,9 +145,9 @@ def _turns(fields: ChatFields) -> tuple[str | list[dict[str, Any]], list[dict[st
             system.append(blocks)
             continue
         if role == "tool":
-            hint = {"cache_control": block.pop("cache_control") for block in blocks if "cache_control" in block}
+            hints = [hint for block in blocks if (hint := block.pop("cache_control", None))]
             result = {"type": "tool_result", "tool_use_id": str(message.get("tool_call_id")), "content": blocks}
-            blocks = [result | hint]  # the whole result is cached, not its parts
+            blocks = [result | ({"cache_control": hints[-1]} if hints else {})]  # the API caches whole results
         calls = [
             {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} | _cache_hint(call.raw)
             for call in fields.calls(message)
