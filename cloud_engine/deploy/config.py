@@ -139,7 +139,8 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         try:
             return msgspec.convert({**usual, **self.engine}, EngineConfig)
         except msgspec.ValidationError as error:
-            raise ConfigurationError(f"models.{self.name}.engine: {plain_words(error)}", param="engine") from error
+            words = plain_words(error, kind=EngineConfig)
+            raise ConfigurationError(f"models.{self.name}.engine: {words}", param="engine") from error
 
     def check_foreign(self) -> None:
         """Raises ConfigurationError for settings that vLLM and SGLang would ignore."""
@@ -201,7 +202,8 @@ def read_config(path: Path) -> CloudConfig:
     except OSError as error:
         raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"{path}: {plain_words(error, {'tool_parser': 'tool_call_parser'})}") from error
+        words = plain_words(error, {"tool_parser": "tool_call_parser"}, kind=CloudConfig)
+        raise ConfigurationError(f"{path}: {words}") from error
     config.check()
     return _resolved(config)
 
