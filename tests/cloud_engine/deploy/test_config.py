@@ -143,6 +143,7 @@ def test_a_direct_gateway_is_one_process_on_a_machine_that_is_named() -> None:
     config = CloudConfig(models=(ModelDeployment(name="small", model="folder"),), gateway=gateway, insecure=True)
     options = ray_gateway_options(config)
     assert (options["num_replicas"], options["max_surge_percent"]) == (1, 0)
+    assert options["graceful_shutdown_wait_loop_s"] == 0.5, "Ray waits 2 s, even without requests in flight"
     machines = [{"Alive": True}] * 2
     check_machines(config, machines)
     for other in ({"host": "127.0.0.1"}, {"host": "0.0.0.0"}, {"labels": {}}):
