@@ -29,13 +29,13 @@ class Price:
     """Prices in US dollars per million tokens."""
 
     # Price of prompt tokens.
-    input: float = 0.0
+    input: Dollars = 0.0
     # Price of completion tokens.
-    output: float = 0.0
+    output: Dollars = 0.0
     # Price of cached prompt tokens. None: same as `input`.
-    cached_input: float | None = None
+    cached_input: Dollars | None = None
     # Maximum tokens of the model's answers, reserved if a request sets no limit. None: unknown.
-    max_output: int | None = None
+    max_output: _Tokens | None = None
 
     def __post_init__(self) -> None:
         for name in ("input", "output", "cached_input"):

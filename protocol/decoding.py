@@ -122,7 +122,7 @@ def convert(fields: Mapping[str, Any], kind: type[R]) -> R:
     try:
         return msgspec.convert(present, kind)
     except msgspec.ValidationError as error:
-        raise refusal(str(error)) from error
+        raise refusal(str(error), kind) from error
 
 
 def read_kept(path: Path, kind: type[R]) -> R | None:
@@ -139,8 +139,11 @@ def prepare_types(*kinds: Any) -> None:
         msgspec.json.Decoder(kind)
 
 
-def refusal(message: str) -> InvalidRequestError:
-    """Convert msgspec's validation message to an error in the caller's terms, which names the field."""
+def refusal(message: str, kind: Any = None) -> InvalidRequestError:
+    """Convert msgspec's validation message to an error in the caller's terms, which names the field.
+
+    `kind`: the type that was expected, as in `plain_words`.
+    """
     param = _param_of(message)
     _, unknown, rest = message.partition("unknown field `")
     if unknown:
@@ -148,10 +151,10 @@ def refusal(message: str) -> InvalidRequestError:
         if name in UNSUPPORTED:
             return unsupported(name)
         return UnknownFieldError(f"The field {name[:_MAX_NAME]!r} is not supported by this server.", param=param)
-    if (kind := message.partition("Invalid value '")[2].partition("'")[0]) in _MEDIA:
-        fault = f"{_MEDIA[kind]} input is not supported by this model: send text, or ask a model that supports it."
+    if (media := message.partition("Invalid value '")[2].partition("'")[0]) in _MEDIA:
+        fault = f"{_MEDIA[media]} input is not supported by this model: send text, or ask a model that supports it."
         return UnsupportedFeatureError(fault, param=param)
-    fault = f"Invalid request: {plain_words(message)[:_MAX_WORDS]}."
+    fault = f"Invalid request: {plain_words(message, kind=kind)[:_MAX_WORDS]}."
     return WrongTypeError(fault, param=param) if "Expected `" in message else invalid_field(param, fault)
 
 

@@ -319,7 +319,7 @@ def parse_completion(body: bytes) -> CompletionRequest:
 def read_completion(fields: Mapping[str, Any]) -> CompletionRequest:
     """Check a decoded text completion request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, CompletionRequest)
-    if request.suffix is not None:
+    if request.suffix:  # empty: no effect
         raise unsupported("suffix")
     prompts_of(request.prompt, "prompt", at_most=MAX_PROMPTS)
     _check_shared(request)

@@ -282,7 +282,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     object: Literal["text_completion"] = "text_completion"
     system_fingerprint: str | UnsetType = UNSET
     sampling: SamplingDefaults | UnsetType = UNSET
-    updraft: UpdraftInfo | UnsetType = UNSET
+    updraft: Any = UNSET
 
 
 class ModelCard(msgspec.Struct, kw_only=True):

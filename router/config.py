@@ -159,7 +159,8 @@ class RouterConfig:
     # Send the local answer as `prediction` also to clouds that are not Updraft nodes. Some clouds bill the prediction
     # tokens that they reject. Updraft nodes are recognised by `owned_by` in their list of models.
     send_drafts: bool = False
-    # Whether the cloud leaves its reasoning in the text, as `<think>`. The router moves it to `reasoning_content`.
+    # Whether the cloud leaves its reasoning in the text, as `<think>`. The router moves it to `reasoning_content`. It
+    # sends earlier reasoning in the field of the cloud's answers, and as `reasoning_content` before the first answer.
     cloud_reasoning_tags: bool = False
     # When a local answer replaces the cloud's: if the cloud is `unreachable` (no connection, too slow, 429 or 5xx after
     # retries, no usable answer), after `any` failure (including a wrong key or model), or `never`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
 from typing import Any, cast, get_args, get_type_hints
@@ -58,7 +59,7 @@ def load_config(
     try:
         config = replace(msgspec.convert(values, RouterConfig, strict=False, dec_hook=_decode), **words)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"Invalid setting: {plain_words(error)}.") from error
+        raise ConfigurationError(f"Invalid setting: {plain_words(error, value=values, kind=RouterConfig)}.") from error
     learns = config.exploration or config.shadow or config.experience_text
     return replace(config, experience=experience_file()) if learns and "experience" not in values else config
 
@@ -122,7 +123,11 @@ def _table(value: Any, kind: type[Any], source: str) -> dict[str, Any]:
 
 def _refuse_unknown(given: Iterable[str], known: tuple[str, ...], source: str) -> None:
     if unknown := sorted(set(given) - set(known)):
-        raise ConfigurationError(f"Unknown setting {', '.join(unknown)} in {source}. Known: {', '.join(known)}.")
+        close = [match for name in unknown for match in get_close_matches(name, known, 3, 0.0)]
+        raise ConfigurationError(
+            f"Unknown setting {', '.join(unknown)} in {source}. Closest: {', '.join(close[:3])}. All settings: "
+            "docs/reference/settings.md."
+        )
 
 
 def _nested(flat: dict[str, str]) -> dict[str, Any]:

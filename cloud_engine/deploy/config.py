@@ -143,7 +143,8 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         try:
             return msgspec.convert({**usual, **self.engine}, EngineConfig)
         except msgspec.ValidationError as error:
-            raise ConfigurationError(f"models.{self.name}.engine: {plain_words(error)}", param="engine") from error
+            words = plain_words(error, kind=EngineConfig)
+            raise ConfigurationError(f"models.{self.name}.engine: {words}", param="engine") from error
 
     def check_foreign(self) -> None:
         """Check that the model has no settings that vLLM and SGLang would ignore. Raises ConfigurationError."""
@@ -210,7 +211,8 @@ def read_config(path: Path) -> CloudConfig:
         advice = "Check this line, and the brackets, quotes and indentation before it."
         raise ConfigurationError(f"{path}{line}: {problem}. {advice}") from error
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"{path}: {plain_words(' '.join(str(error).split()), _RENAMED)}") from error
+        words = plain_words(" ".join(str(error).split()), _RENAMED, kind=CloudConfig)
+        raise ConfigurationError(f"{path}: {words}") from error
     config.check()
     return _resolved(config)
 

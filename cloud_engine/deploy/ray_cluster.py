@@ -28,6 +28,7 @@ from .credentials import Credentials
 
 APP = "updraft"
 _SHUTDOWN_S = 10.0
+_SHUTDOWN_LOOP_S = 0.5  # wait before each check for requests in flight; Ray's default is 2 s
 _CONNECT_S = 5.0
 _HEALTH_S = 2.0  # seconds between health checks; Ray replaces a replica after three failed checks
 _LOOK_BACK_S = 12.0
@@ -97,6 +98,7 @@ def gateway_options(config: CloudConfig) -> dict[str, Any]:
         "name": "gateway",
         "num_replicas": 1 if gateway.direct else gateway.workers,
         "max_ongoing_requests": _MAX_ONGOING,
+        "graceful_shutdown_wait_loop_s": _SHUTDOWN_LOOP_S,
         "graceful_shutdown_timeout_s": gateway.drain_timeout_s + _SHUTDOWN_S,
         "health_check_period_s": _HEALTH_S,
         "max_surge_percent": 0 if gateway.direct else 100,  # the old replica must free the port first
@@ -108,7 +110,7 @@ def node_options(model: ModelDeployment) -> dict[str, Any]:
     scaling = model.autoscaling
     options: dict[str, Any] = {
         "name": model.name,
-        "graceful_shutdown_wait_loop_s": 0.5,
+        "graceful_shutdown_wait_loop_s": _SHUTDOWN_LOOP_S,
         "graceful_shutdown_timeout_s": model.drain_timeout_s + _SHUTDOWN_S,
         "health_check_period_s": _HEALTH_S,
         "max_surge_percent": model.max_surge_percent,

@@ -103,7 +103,7 @@ class OllamaGenerate(_ChatOptions, kw_only=True):
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        if not self.prompt:
+        if not (self.prompt or self.suffix):
             return []
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, {"role": "user", "content": self.prompt, "images": self.images}]
@@ -111,7 +111,7 @@ class OllamaGenerate(_ChatOptions, kw_only=True):
     @property
     def is_bare(self) -> bool:
         """Return whether the prompt is completed without the model's chat template."""
-        return bool(self.prompt and (self.raw or self.suffix or self.template))
+        return bool(self.suffix or (self.prompt and (self.raw or self.template)))
 
 
 class OllamaEmbed(_ModelRequest, kw_only=True):
@@ -203,6 +203,8 @@ def _prompt_body(request: OllamaGenerate, body: dict[str, Any]) -> dict[str, Any
     body |= {"prompt": request.prompt, "max_tokens": body.pop("max_completion_tokens", _PROMPT_TOKENS)}
     if request.template and not request.raw:
         values = {"System": request.system, "Prompt": request.prompt, "Suffix": request.suffix}
+        if request.suffix and ".Suffix" not in request.template:
+            raise UnsupportedFeatureError("suffix needs a template with .Suffix: leave one out.", param="suffix")
         body["prompt"] = _filled(request.template, values)
     elif request.suffix:
         body["suffix"] = request.suffix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ from .prices import Prices
 
 # Maximum characters of the model name and of the reason in a row. Both may contain callers' input of any length.
 MAX_MODEL_CHARS, MAX_REASON_CHARS = 100, 500
+
+# A note on a field without effect; the group is the name of the request's field.
+_NO_EFFECT = re.compile(r"(\w+)[^\s:]*: no effect")
 
 Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
 
@@ -111,6 +115,8 @@ class RequestRecord:
     rate_limits: dict[str, str] = field(default_factory=dict[str, str])
     # Notes on parts of the request that had to be changed for the API of the last cloud.
     call_notes: list[str] = field(default_factory=list[str])
+    # Fields that the last cloud got as the caller wrote them, so that they had an effect.
+    native_fields: list[str] = field(default_factory=list[str])
     # Note for the answer if the budget capped its length, else empty.
     budget_note: str = ""
     # Reason why a cloud call failed.
@@ -271,15 +277,22 @@ class RequestRecord:
         finally:
             self.cloud_s += time.monotonic() - began
 
-    def info(self) -> UpdraftInfo:
+    @property
+    def answer_notes(self) -> list[str]:
+        """Notes that a cached answer repeats: on hints, on the constraint, and on changes for the cloud's API."""
         calls = self.cloud_calls if self.tier == "cloud" else []
         ignored = () if self.cached_tier else calls[-1].hints if calls else self.device_hints
+        return [*ignored, *self.notes, *self.call_notes]
+
+    def info(self) -> UpdraftInfo:
+        native = self.native_fields if self.tier == "cloud" else ()
+        hints = [note for note in self.hints if not ((field := _NO_EFFECT.match(note)) and field[1] in native)]
         return UpdraftInfo(
             request_id=self.request_id,
             tier=self.tier,
             route=self.route or "local",
             confidence=self.decision.confidence,
-            notes=[*self.hints, *ignored, *self.notes, *self.call_notes, *filter(None, [self.budget_note])] or UNSET,
+            notes=[*hints, *self.answer_notes, *filter(None, [self.budget_note])] or UNSET,
             **self._facts(),
         )
 

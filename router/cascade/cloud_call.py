@@ -86,6 +86,7 @@ class CloudAttempt:
             book=self._book,
             rate_limits=record.rate_limits,
             call_notes=record.call_notes,
+            native_fields=record.native_fields,
             hints=self.call.hints,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,18 +27,26 @@ _OVERHEAD = 512  # bytes of Python objects per entry
 
 @dataclass(frozen=True, slots=True)
 class CachedCompletion:
-    """A completion as JSON without the `updraft` object, with its tier and its time by `time.monotonic()`."""
+    """A completion as JSON without the `updraft` object."""
 
     completion: bytes
     tier: Literal["local", "cloud"]
+    # Time of the answer, by `time.monotonic()`.
     at: float
+    # The record's `answer_notes` and `native_fields`.
+    notes: tuple[str, ...] = ()
+    native_fields: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.completion) + sum(map(len, self.notes)) + _OVERHEAD
 
 
 class AnswerCache(BoundedCache[bytes, CachedCompletion]):
     """Cache of at most `max_bytes` of answers, each kept for `ttl_s` seconds."""
 
     def __init__(self, max_bytes: int, ttl_s: float) -> None:
-        super().__init__(sys.maxsize, max_bytes, lambda _, entry: len(entry.completion) + _OVERHEAD)
+        super().__init__(sys.maxsize, max_bytes, lambda _, entry: entry.size)
         self._ttl_s = ttl_s
 
     def get(self, key: bytes) -> CachedCompletion | None:
@@ -62,13 +70,14 @@ class CacheSlot:
     ) -> CacheSlot | None:
         """Return the slot, or None if the answer may vary because the request has neither temperature 0 nor a seed.
 
-        The key covers API key, query, headers that a cloud may read, and `body` without stream options.
+        The key covers everything that the answer and its notes depend on: API key, query, headers that a cloud may
+        read, the caller's names of fields, and the request without stream options.
         """
         if cache is None or not (body.get("temperature") == 0 or isinstance(body.get("seed"), int)):
             return None
-        fields = {name: value for name, value in body.items() if name not in ("stream", "stream_options")}
-        headers = forwarded(request.headers).answer_headers
-        text = msgspec.json.encode([caller.key, request.query, headers, fields], order="sorted")
+        native = () if request.native is None else (_lasting(request.native.fields), request.native.headers)
+        parts = [caller.key, request.query, forwarded(request.headers).answer_headers, request.names, native]
+        text = msgspec.json.encode([*parts, _lasting(body)], order="sorted")
         return cls(cache, hashlib.sha256(text).digest())
 
     def get(self) -> CachedCompletion | None:
@@ -80,11 +89,11 @@ class CacheSlot:
         by_chance = record.time_dependent or any(
             decision.exploration_chance for decision in (record.decision, *record.decisions)
         )
-        plain = not record.note and not record.notes
-        lasting = record.route in ("local", "cloud", "escalated") and plain and not by_chance
+        lasting = record.route in ("local", "cloud", "escalated") and not record.note and not by_chance
         if lasting and _is_plain(completion):
-            bare = {name: value for name, value in completion.items() if name != "updraft"}
-            self._cache.put(self._key, CachedCompletion(json_bytes(bare), record.tier, time.monotonic()))
+            bare = json_bytes({name: value for name, value in completion.items() if name != "updraft"})
+            notes = tuple(record.answer_notes), tuple(record.native_fields)
+            self._cache.put(self._key, CachedCompletion(bare, record.tier, time.monotonic(), *notes))
 
     async def keep_stream(self, events: AsyncGenerator[bytes], record: RequestRecord) -> AsyncGenerator[bytes]:
         """Yield `events` unchanged, and cache their completion if they end properly."""
@@ -102,7 +111,13 @@ def answer_of(entry: CachedCompletion, record: RequestRecord) -> dict[str, Any]:
     """Return the cached completion with the ID of the new request, and note the cache hit in the request's `record`."""
     completion: dict[str, Any] = json_of(entry.completion, exact=True)
     record.repeat(entry.tier, object_of(completion.get("usage")), time.monotonic() - entry.at)
+    record.notes, record.native_fields = entry.notes, list(entry.native_fields)
     return {**completion, "id": record.request_id, "updraft": record.info()}
+
+
+def _lasting(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that decide the answer."""
+    return {name: value for name, value in fields.items() if name not in ("stream", "stream_options")}
 
 
 async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> AsyncGenerator[bytes]:

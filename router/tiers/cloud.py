@@ -199,6 +199,7 @@ class HttpCloudTier:
             raise misconfigured(error) from error
         if isinstance(forwarded, ChargedForwarding):
             forwarded.call_notes[:] = call.notes
+            forwarded.native_fields[:] = () if native is None else call.body
         return call
 
     def _native(self, forwarded: Forwarding) -> NativeRequest | None:

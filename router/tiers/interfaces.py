@@ -197,6 +197,8 @@ class ChargedForwarding(Forwarding):
     call_notes: list[str] = field(default_factory=list[str])
     # Filled with notes on the hints that the cloud's provider ignores.
     hints: list[str] = field(default_factory=list[str])
+    # Filled with the names of the sent fields, if the request was written for the cloud's API.
+    native_fields: list[str] = field(default_factory=list[str])
 
 
 class CloudStream(Protocol):

@@ -54,6 +54,12 @@ def test_null_is_the_default_of_a_switch() -> None:
     assert chat().add_generation_prompt is True
 
 
+def test_an_empty_suffix_has_no_effect() -> None:
+    assert completion(suffix="").suffix == ""
+    with pytest.raises(UnsupportedFeatureError, match="suffix is not supported"):
+        completion(suffix="b")
+
+
 @pytest.mark.parametrize("bias", [{"9" * 5000: 1}, {"9" * 11: 1}, {"5": 1, "05": 1}, {"\u0665": 1}, {"": 1}, {"-1": 1}])
 def test_keys_of_logit_bias_are_token_ids_each_once(bias: dict[str, float]) -> None:
     with pytest.raises(InvalidRequestError, match=r"^logit_bias") as caught:

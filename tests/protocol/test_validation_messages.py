@@ -49,7 +49,7 @@ def test_a_file(value: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("kind", "c", "does not accept 'c'"),
+        ("kind", "c", "must be a or b, not 'c'"),
         ("kind", 1, "must be a string, not an integer"),
         ("size", 0, "must be at least 1"),
         ("size", 5, "must be at most 4"),
@@ -71,7 +71,32 @@ def test_a_field(field: str, value: Any, words: str) -> None:
 
 def test_a_key() -> None:
     assert _words({"name": "x", "table": {"long": True}}, _Entry) == "a key of `table` must have at most 1 character"
-    assert _words({"name": "x", "table": {"k": 1}}, _Entry) == "`table[...]` must be true or false, not an integer"
+    assert _words({"name": "x", "table": {"k": 1}}, _Entry) == "`table.k` must be true or false, not an integer"
+
+
+def test_without_the_type_only_the_given_value_is_known() -> None:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert({"name": "x", "kind": "c"}, _Entry)
+    assert plain_words(caught.value) == "`kind` does not accept 'c'"
+
+
+class _Disk(msgspec.Struct, tag="disk", tag_field="store"):
+    pass
+
+
+class _Memory(msgspec.Struct, tag="memory", tag_field="store"):
+    limits: dict[str, dict[str, _Entry]] = {}
+
+
+class _Stores(msgspec.Struct):
+    stores: list[_Disk | _Memory]
+
+
+def test_an_entry_within_lists_and_tables() -> None:
+    assert _words({"stores": [{"store": "tape"}]}, _Stores) == "`stores[0].store` must be disk or memory, not 'tape'"
+    tables = {"a": {"x": {"name": "x"}}, "b": {"y": {"name": "y"}, "z": {"name": "z", "kind": "c"}}}
+    faulty = {"stores": [{"store": "memory", "limits": tables}]}
+    assert _words(faulty, _Stores) == "`stores[0].limits.b.z.kind` must be a or b, not 'c'"
 
 
 def test_toml() -> None:
@@ -96,4 +121,4 @@ def test_other_messages_stay(message: str) -> None:
 def _words(value: Any, kind: Any) -> str:
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.convert(value, kind)
-    return plain_words(caught.value, {"former": "current"})
+    return plain_words(caught.value, {"former": "current"}, value=value, kind=kind)

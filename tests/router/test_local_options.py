@@ -38,7 +38,7 @@ def test_from_a_file_and_the_environment(tmp_path: Path) -> None:
         gpu_layers=0, adapters=("c.gguf",)
     )
     file.write_text("[local_options]\nlayers = 20\n")
-    with pytest.raises(ConfigurationError, match="Known: max_model_len"):
+    with pytest.raises(ConfigurationError, match=r"Closest: \w+, \w+, \w+\. All"):
         load_config(environ={}, file=file)
     file.write_text("[local_options]\ncontext_length = 20\n")
     with pytest.raises(ConfigurationError, match=r"`context_length` in local_options in .* is now `max_model_len`"):

@@ -52,7 +52,8 @@ def read_nodes(path: Path, concurrency: int | None) -> list[NodeAddress]:
     try:
         file = msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), _File)
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"--nodes-file {path}: {plain_words(error, _RENAMED)}.", param="nodes_file") from error
+        words = plain_words(error, _RENAMED, kind=_File)
+        raise ConfigurationError(f"--nodes-file {path}: {words}.", param="nodes_file") from error
     return [_address(path, entry, concurrency) for entry in file.nodes]
 
 

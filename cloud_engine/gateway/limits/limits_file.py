@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -28,8 +29,10 @@ prepare_types(LimitsFile)
 
 def read_limits_file(path: Path) -> LimitsFile:
     """Read a limits file. Raises ConfigurationError if the file cannot be read or is invalid."""
+    given: dict[str, Any] = {}
     try:
-        return msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), LimitsFile)
+        given = tomllib.loads(read_text(path, ConfigurationError))
+        return msgspec.convert(given, LimitsFile)
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        words = plain_words(error, {"concurrent": "max_concurrency"})
+        words = plain_words(error, {"concurrent": "max_concurrency"}, value=given, kind=LimitsFile)
         raise ConfigurationError(f"The limits file {path} cannot be used: {words}.") from error

@@ -5,15 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
 from ....accounting.token_estimate import ATTACHED_TOKENS, LENGTH_FIELDS, LIMITS, STEP_TOKENS, AnswerSize, capped
-from ....protocol.decoding import UNREADABLE, check_entries, prepare_types, refusal, unreadable, unsupported
+from ....protocol.decoding import (
+    UNREADABLE,
+    check_entries,
+    prepare_types,
+    read_switches,
+    refusal,
+    unreadable,
+    unsupported,
+)
 from ....protocol.dialects.multipart import read_upload
+from ....protocol.errors import WrongTypeError
 from ....protocol.http.body_memory import SMALL_BYTES
 from ....protocol.http.forwarding import forwarded
 from ....protocol.safety.names import MAX_NAME, check_models
@@ -47,12 +56,13 @@ class _RequestFields(SizeFields, kw_only=True):
     prompt_cache_key: str | None = None
     # At a node with --scheduling-policy priority, lower values run first: a caller can only lower its own rank.
     priority: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    background: Any = None
+    background: bool | None = None
 
 
 prepare_types(_RequestFields)
 _KNOWN = OFFICIAL.union(_RequestFields.__struct_fields__)
 _STREAMED = frozenset((CHAT, COMPLETIONS, *PATHS))
+_SWITCHES = ("stream", "stream_options", "background", "logprobs")
 
 
 @dataclass(slots=True)
@@ -182,10 +192,14 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         peek = _RequestFields(model=upload.model, stream=upload.stream)
         size = RequestSize(ATTACHED_TOKENS, AnswerSize(STEP_TOKENS))
     else:
-        peek = _peek(body)
+        received = body
+        try:
+            peek = _peek(body)
+        except WrongTypeError:
+            peek = _peek(body := _with_booleans(body))
         if route == RESPONSES and peek.background:  # the answer's cost would be known only after this request has ended
             raise unsupported("background")
-        size = size_of(body, peek, route.removeprefix("/v1/"), checked_names(body, _KNOWN))
+        size = size_of(body, peek, route.removeprefix("/v1/"), checked_names(received, _KNOWN))
         if route in COUNTS:
             size = RequestSize()
     row.model = peek.model
@@ -207,3 +221,14 @@ def _peek(body: bytes) -> _RequestFields:
         raise refusal(str(error)) from error
     except UNREADABLE as error:
         raise unreadable(body, error) from error
+
+
+def _with_booleans(body: bytes) -> bytes:
+    """Replace texts such as "false" by booleans, because a node may read any text as true."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])  # other fields stay unchanged
+        switches = {name: msgspec.json.decode(fields[name]) for name in _SWITCHES if name in fields}
+    except UNREADABLE:
+        return body
+    read_switches(switches, _RequestFields)
+    return msgspec.json.encode({**fields, **switches})

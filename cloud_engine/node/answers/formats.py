@@ -87,8 +87,8 @@ class ChatFormat:
     n: int = 1
     include_usage: bool = False
     sampling: SamplingDefaults | UnsetType = UNSET
+    notes: AnswerNotes | UnsetType = UNSET
     syntax: AnswerSyntax = field(default_factory=AnswerSyntax)
-    notes: tuple[str, ...] = ()
     id: str = field(default_factory=lambda: new_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
     _readers: dict[int, AnswerParser | None] = field(default_factory=dict[int, "AnswerParser | None"])
@@ -108,7 +108,7 @@ class ChatFormat:
             choices = [*(choices if has_content else ()), finish]
         chunks = [self._chunk([choice]) for choice in choices]
         if reason is not None:
-            chunks[-1].updraft, chunks[-1].sampling = self._noted(), self.sampling
+            chunks[-1].updraft, chunks[-1].sampling = self.notes, self.sampling
         return list[msgspec.Struct](chunks)
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
@@ -131,11 +131,8 @@ class ChatFormat:
             choices=choices,
             usage=total_usage(answers),
             sampling=self.sampling,
-            updraft=self._noted(),
+            updraft=self.notes,
         )
-
-    def _noted(self) -> AnswerNotes | UnsetType:
-        return AnswerNotes(notes=list(self.notes)) if self.notes else UNSET
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | None = None) -> ChatCompletionChunk:
         chunk = ChatCompletionChunk(id=self.id, model=self.model, created=self.created, choices=choices)
@@ -158,6 +155,7 @@ class TextFormat:
     n: int = 1
     include_usage: bool = False
     sampling: SamplingDefaults | UnsetType = UNSET
+    notes: AnswerNotes | UnsetType = UNSET
     id: str = field(default_factory=lambda: new_id("cmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -173,7 +171,8 @@ class TextFormat:
                 TextChoice("", piece.finish_reason, piece.index, self._scores(Piece())),
             ]
         chunks = [self._completion([choice]) for choice in choices]
-        chunks[-1].sampling = self.sampling if piece.finish_reason else UNSET
+        if piece.finish_reason is not None:
+            chunks[-1].updraft, chunks[-1].sampling = self.notes, self.sampling
         return list[msgspec.Struct](chunks)
 
     def usage_chunk(self, usage: Usage) -> msgspec.Struct:
@@ -181,7 +180,7 @@ class TextFormat:
 
     def whole(self, answers: Sequence[Piece]) -> msgspec.Struct:
         completion = self._completion([self._choice(answer) for answer in answers], total_usage(answers))
-        completion.sampling = self.sampling
+        completion.updraft, completion.sampling = self.notes, self.sampling
         return completion
 
     def _choice(self, answer: Piece) -> TextChoice:

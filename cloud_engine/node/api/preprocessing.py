@@ -13,7 +13,8 @@ from ....protocol.embeddings import EmbeddingRequest
 from ....protocol.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
 from ....protocol.http.ids import new_id
 from ....protocol.prompts import Prompt
-from ....protocol.requests import ChatRequest, CompletionRequest, parse_completion, read_chat
+from ....protocol.requests import ChatRequest, CompletionRequest, read_chat, read_completion
+from ....protocol.responses import AnswerNotes
 from ....protocol.sampling import SamplingDefaults
 from ....protocol.structured import ignored
 from ....text.templates import tool_messages as tool_turns
@@ -97,17 +98,18 @@ class RequestPreprocessor:
             # The text of a tool call may end the answer, so the engine must report tokens as soon as possible.
             each = replace(each, params=params, constraint=constraint, streamed=True)
         reasoning = None if each.constraint is not None else chat.reasoning  # a grammar forbids reasoning
-        notes = (*hints, *(() if each.constraint is None else each.constraint.notes))
         syntax = AnswerSyntax(offered, reasoning)
-        return replace(self._job(request, [each], ChatFormat(*self._shape(request), syntax, notes)), syntax=syntax)
+        shape = ChatFormat(*self._shape(request), _noted(hints, each), syntax)
+        return replace(self._job(request, [each], shape), syntax=syntax)
 
     def completion(self, body: bytes, tenant: str) -> PreparedRequest:
-        request = parse_completion(body)
+        fields = read_object(body)
+        request, hints = read_completion(fields), ignored(fields, reasons=False)
         self._check(request)
         prompts = self._token_ids(request.prompts, "prompt")
         given = self._given_answer(request)
         generations = [_generation(request, prompt + given, tenant, []) for prompt in prompts]
-        return self._job(request, generations, TextFormat(*self._shape(request)))
+        return self._job(request, generations, TextFormat(*self._shape(request), _noted(hints, generations[0])))
 
     def inputs(self, request: EmbeddingRequest) -> list[list[int]]:
         """Return the token ids of all inputs of an embedding request."""
@@ -225,6 +227,12 @@ def _generation(
         constraint=request.constraint(),
         streamed=request.stream or bool(params.stop),  # this process matches stop strings, so it needs tokens early
     )
+
+
+def _noted(hints: tuple[str, ...], generation: GenerationRequest) -> AnswerNotes | UnsetType:
+    """Return the answer's notes on hints without effect and on the parts of the schema that are not enforced."""
+    notes = [*hints, *(() if generation.constraint is None else generation.constraint.notes)]
+    return AnswerNotes(notes=notes) if notes else UNSET
 
 
 def _includes_usage(request: ChatRequest | CompletionRequest) -> bool:

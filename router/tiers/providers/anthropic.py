@@ -97,7 +97,7 @@ def _request(body: dict[str, Any], provider: Provider) -> tuple[dict[str, Any], 
     if (user := fields.take("safety_identifier", "user")) is not None:
         sent["metadata"] = {"user_id": user}
     fields.take("continue_final_message")  # dropped, because a final assistant message implies it
-    _add_tools(sent, fields)
+    _add_tools(sent, fields, tables(body.get("tools")) or [])
     _add_output(sent, fields, provider)
     fields.end()
     return sent, tuple(fields.notes)
@@ -122,25 +122,43 @@ class _CallIds:
         return calls.popleft() if (calls := self._unanswered[given]) else self.of_call(given)
 
 
-def _turns(fields: ChatFields) -> tuple[str, list[dict[str, Any]]]:
+def _turns(fields: ChatFields) -> tuple[str | list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the system prompt and the turns, one per message."""
-    system: list[str] = []
+    system: list[list[dict[str, Any]]] = []
     turns: list[dict[str, Any]] = []
     for message in fields.messages():
         role = str(message.get("role"))
+        blocks = [_block(part) | _cache_hint(given) for part, given in fields.given_parts(message)]
         if role in ("system", "developer"):
-            system.append(fields.text(message))
+            fields.text(message)  # refuses images
+            system.append(blocks)
             continue
-        blocks = [_block(part) for part in fields.parts(message)]
         if role == "tool":
-            blocks = [{"type": "tool_result", "tool_use_id": str(message.get("tool_call_id")), "content": blocks}]
+            hints = [hint for block in blocks if (hint := block.pop("cache_control", None))]
+            result = {"type": "tool_result", "tool_use_id": str(message.get("tool_call_id")), "content": blocks}
+            blocks = [result | ({"cache_control": hints[-1]} if hints else {})]  # the API caches whole results
         calls = [
-            {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
+            {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} | _cache_hint(call.raw)
             for call in fields.calls(message)
         ]
         content = [*signed_thoughts(message.get("thinking_blocks")), *blocks, *calls]
         turns.append({"role": "assistant" if role == "assistant" else "user", "content": content})
-    return "\n\n".join(text for text in system if text.strip()), turns
+    return _system_prompt(system), turns
+
+
+def _system_prompt(messages: list[list[dict[str, Any]]]) -> str | list[dict[str, Any]]:
+    """Return the system messages as one text, or as blocks if a block has a cache hint."""
+    blocks = [block for message in messages for block in message]
+    if any("cache_control" in block for block in blocks):
+        return _without_blanks(blocks)
+    texts = ("".join(block["text"] for block in message) for message in messages)
+    return "\n\n".join(text for text in texts if text.strip())
+
+
+def _cache_hint(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the cache hint of the client's part, call or tool, as a field."""
+    hint = given.get("cache_control")
+    return {"cache_control": hint} if hint else {}
 
 
 def _accepted(messages: list[dict[str, Any]], notes: list[str]) -> list[dict[str, Any]]:
@@ -197,16 +215,19 @@ def _block(part: str | Image) -> dict[str, Any]:
     return {"type": "image", "source": {"type": "base64", "media_type": part.media_type, "data": part.data}}
 
 
-def _add_tools(sent: dict[str, Any], fields: ChatFields) -> None:
+def _add_tools(sent: dict[str, Any], fields: ChatFields, given: list[dict[str, Any]]) -> None:
     tools, choice = fields.tools(), fields.tool_choice()
     parallel = fields.take("parallel_tool_calls")
     if not tools:
         return
+    functions = [table(tool.get("function")) or {} for tool in given]
+    hints = {each.get("name"): _cache_hint({**each, **tool}) for each, tool in zip(functions, given, strict=True)}
     sent["tools"] = [
         {
             "name": tool.get("name"),
             "input_schema": table(tool.get("parameters")) or {"type": "object", "properties": {}},
             **{name: tool[name] for name in ("description", "strict") if tool.get(name) is not None},
+            **hints.get(tool.get("name"), {}),
         }
         for tool in tools
     ]

@@ -129,18 +129,22 @@ class ChatFields:
 
     def parts(self, message: dict[str, Any]) -> list[str | Image]:
         """Return the texts and images of a message, without empty texts."""
+        return [part for part, _ in self.given_parts(message)]
+
+    def given_parts(self, message: dict[str, Any]) -> list[tuple[str | Image, dict[str, Any]]]:
+        """Return the texts and images of a message, each with the client's part, or {} if the content is a string."""
         content = message.get("content")
         if content is None:
             content = message.get("refusal") or ""
         if isinstance(content, str):
-            return [content] if content else []
-        parts: list[str | Image] = []
+            return [(content, {})] if content else []
+        parts: list[tuple[str | Image, dict[str, Any]]] = []
         for part in tables(content) or []:
             kind = part.get("type")
             if kind in ("text", "refusal"):
-                parts += [text] if (text := str(part.get(str(kind)) or "")) else []
+                parts += [(text, part)] if (text := str(part.get(str(kind)) or "")) else []
             elif kind == "image_url":
-                parts.append(self._image(part))
+                parts.append((self._image(part), part))
             else:
                 raise self._provider.unsupported(f"a part of type {str(kind)[:40]}")
         return parts

@@ -76,8 +76,8 @@ MODELS = "models: [{name: small, model: folder"
         (MODELS + ", devices: -1}]", "models[0].devices"),
         (MODELS + ", cpus: .inf}]", "models[0].cpus"),
         (MODELS + ", labels: {zone: 1}}]", "models[0].labels"),
-        (MODELS + ", kind: tgi}]", "kind` does not accept 'tgi'"),
-        (MODELS + ", mode: fast}]", "mode` does not accept 'fast'"),
+        (MODELS + ", kind: tgi}]", "kind` must be updraft, vllm or sglang, not 'tgi'"),
+        (MODELS + ", mode: fast}]", "mode` must be latency, balanced or throughput, not 'fast'"),
         (MODELS + ", autoscaling: {target_ongoing_requests: -1}}]", "autoscaling.target_ongoing_requests"),
         (MODELS + ", autoscaling: {kv_usage: 2}}]", "autoscaling.kv_usage"),
         (MODELS + ", replicas: {min: 1, max: many}}]", "replicas.max"),
@@ -148,6 +148,7 @@ def test_a_direct_gateway_is_one_process_on_a_machine_that_is_named() -> None:
     config = CloudConfig(models=(ModelDeployment(name="small", model="folder"),), gateway=gateway, insecure=True)
     options = ray_gateway_options(config)
     assert (options["num_replicas"], options["max_surge_percent"]) == (1, 0)
+    assert options["graceful_shutdown_wait_loop_s"] == 0.5, "Ray waits 2 s, even without requests in flight"
     machines = [{"Alive": True}] * 2
     check_machines(config, machines)
     for other in ({"host": "127.0.0.1"}, {"host": "0.0.0.0"}, {"labels": {}}):

@@ -173,6 +173,20 @@ def test_responses_in_the_background_are_refused(setup: GatewaySetup, field: str
     assert not any(node.asked for node in setup.nodes)
 
 
+def test_texts_for_booleans_reach_nodes_as_booleans(setup: GatewaySetup) -> None:
+    """A node may read the text "false" as true, and would then stream. Other bytes stay unchanged."""
+    setup.nodes[0].answer = setup.nodes[1].answer = lambda: JSONResponse({"id": "whole"})
+    body = b'{"model":"big","messages":[{"content":1.10}],"stream":"false","background":"False"}'
+    headers = {"x-api-key": setup.key, "content-type": "application/json"}
+    for path in ("/v1/responses", "/v1/messages"):
+        answer = httpx.post(f"{setup.url}{path}", content=body, headers=headers)
+        assert answer.json() == {"id": "whole"}
+    for _, _, asked in setup.nodes[0].asked + setup.nodes[1].asked:
+        assert asked == b'{"model":"big","messages":[{"content":1.10}],"stream":false,"background":false}'
+    refused = setup.post("/v1/responses", stream="no")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream")
+
+
 def test_the_node_that_has_the_route_answers(setup: GatewaySetup) -> None:
     without, having = setup.nodes
     without.answer = lambda: JSONResponse({"detail": "Not Found"}, 404)

@@ -55,6 +55,13 @@ def test_what_had_no_effect_is_noted(client: httpx.Client) -> None:
     ]
     message = ask(client, "/v1/messages", **ENDPOINTS["/v1/messages"], metadata={"user_id": "ann"})
     assert message["updraft"]["notes"] == ["metadata: no effect"]
+    completion = {**ENDPOINTS["/v1/completions"], "user": "ann", "think": True, "prompt_cache_key": "k"}
+    assert ask(client, "/v1/completions", **completion)["updraft"]["notes"] == [
+        "user, prompt_cache_key, think: no effect"
+    ]
+    streamed = client.post("/v1/completions", json={"model": "tiny", **completion, "stream": True}).text
+    assert streamed.count("no effect") == 1
+    assert "updraft" not in ask(client, "/v1/completions", **ENDPOINTS["/v1/completions"])
     refused = ask(client, "/v1/responses", 400, input="hi", max_output_tokens=2, text={"format": {"type": "xml"}})
     assert refused["error"]["param"] == "text.format.type"
 

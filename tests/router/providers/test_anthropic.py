@@ -533,6 +533,42 @@ def test_a_request_in_the_clouds_own_api_stays_as_it_is(daemon: str, provider: S
     assert provider.asked[-1].headers["anthropic-version"] == "2023-06-01"
 
 
+def test_cache_hints_of_chat_callers_are_forwarded(daemon: str, provider: ScriptedProvider) -> None:
+    provider.says(MESSAGE)
+    hint = {"cache_control": {"type": "ephemeral"}}
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}, **hint}
+    image = {"type": "image_url", "image_url": {"url": IMAGE}}
+    messages: list[Any] = [
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "system", "content": [{"type": "text", "text": "Be kind.", **hint}]},
+        {"role": "user", "content": [{"type": "text", "text": "Hi", **hint}, image | hint]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "rain", **hint}]},
+    ]
+    body = {"model": "cloud", "messages": messages, "tools": [TOOL | hint]}
+    reply = httpx.post(f"{daemon}/v1/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    sent = provider.asked[-1].body
+    assert sent["system"] == [{"type": "text", "text": "Be brief."}, {"type": "text", "text": "Be kind.", **hint}]
+    assert [tool.get("cache_control") for tool in sent["tools"]] == [hint["cache_control"]]
+    user, said, result = [turn["content"] for turn in sent["messages"]]
+    assert all(block["cache_control"] == hint["cache_control"] for block in (*user, *said, *result))
+    assert result[0]["content"] == [{"type": "text", "text": "rain"}]
+
+
+def test_hints_that_the_cloud_gets_are_not_noted(daemon: str, provider: ScriptedProvider) -> None:
+    asked = {**OWN, "context_management": {"edits": []}, "client_metadata": {}, "temperature": 0}
+    asked["thinking"] = {**OWN["thinking"], "display": "omitted"}
+    for headers, noted in (
+        ({"anthropic-beta": "context-management-2025-06-27"}, ["client_metadata"]),
+        ({}, ["client_metadata", "context_management"]),
+    ):
+        provider.says(MESSAGE)
+        reply = httpx.post(f"{daemon}/v1/messages", json=asked, headers=headers, timeout=60).json()
+        assert ("context_management" in provider.asked[-1].body) == bool(headers)
+        assert reply["updraft"]["notes"] == [f"{name}: no effect" for name in noted]
+
+
 def test_only_unacceptable_parts_of_an_own_request_change(daemon: str, provider: ScriptedProvider) -> None:
     provider.says(MESSAGE)
     asked = json.loads(json.dumps(OWN))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +91,32 @@ def test_headers_for_the_cloud_are_in_the_key(bench: Any, header: str, is_repeat
                 assert (await b.handle(WireRequest("POST", "/v1/chat/completions", headers, body, None))).status == 200
         first, *others = [row.route == "cache" for row in reversed(b.rows())]
         assert (first, others) == (False, [True] * 3 if is_repeat else [False, False, True])
+
+    run(test())
+
+
+@pytest.mark.parametrize("model", ["local", "cloud"])
+def test_notes_are_cached(bench: Any, model: str) -> None:
+    """A note on a header is not: it is about the repeated request."""
+    asked = {**SAME, "metadata": {"a": "b"}, "client_metadata": {}, "max_tokens": 100_000}
+    own = WireRequest("POST", "/v1/chat/completions", {}, b"", names={"max_tokens": "max_output_tokens"})
+
+    async def test() -> None:
+        async with bench(cache=ON) as b:
+            first, again, _, events, _ = (
+                await b.answer(model, **asked),
+                await b.answer(model, **asked),
+                *(await b.stream(model, **asked)),
+            )
+            body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}], **asked}).encode()
+            named = replace(own, body=body, headers={"unknown": "1"})
+            other = [json.loads((await b.handle(named)).body)["updraft"] for _ in range(2)]
+        assert again["updraft"]["route"] == updraft_of(events)["route"] == "cache"
+        assert first["updraft"]["notes"] == again["updraft"]["notes"] == updraft_of(events)["notes"]
+        assert "client_metadata: no effect" in first["updraft"]["notes"]
+        assert ("metadata: no effect" in first["updraft"]["notes"]) == (model == "local")
+        assert [info["route"] == "cache" for info in other] == [False, True], "the notes have the caller's names"
+        assert [info["notes"][0] for info in other] == ["header unknown: not forwarded"] * 2
 
     run(test())
 

@@ -125,13 +125,15 @@ def test_a_prompt_without_chat_template(client: ollama.Client, cloud: FakeCloud,
     assert form.done
     for fields, words in (
         ({"suffix": "x"}, "suffix"),
+        ({"suffix": "x", "prompt": ""}, "suffix"),
+        ({"suffix": "x", "template": "{{ .Prompt }}"}, "suffix needs a template with .Suffix"),
         ({"template": "{{ range .Messages }}{{ end }}"}, "raw: true"),
         ({"template": "{{ .Prompt }}" + "x" * 20_000}, "template"),
         ({"raw": True, "images": [PIXEL]}, "images"),
         ({"raw": True, "context": [1]}, "context"),
     ):
         with pytest.raises(ollama.ResponseError, match=words) as caught:
-            client.generate("local", "Once", **fields)
+            client.generate("local", **{"prompt": "Once", **fields})
         assert caught.value.status_code == 400
 
 

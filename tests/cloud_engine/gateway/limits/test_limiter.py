@@ -190,6 +190,9 @@ def test_the_policy_file(tmp_path: Path) -> None:
     limits = read_limits_file(file)
     assert limits.tenants == {"acme": Limits(requests_per_minute=5)}
     assert limits.models == {"a/b": Limits(usd_per_day=2.5)}
+    file.write_text("[tenants.acme]\n[tenants.globex]\nmax_concurrency = 0\n")
+    with pytest.raises(ConfigurationError, match=r"`tenants\.globex\.max_concurrency` must be at least 1"):
+        read_limits_file(file)
     for wrong in ("[tenants.acme]\nrequests = 5\n", "[tenant.acme]\n", "[tenants.acme]\nmax_concurrency = 0\n", "["):
         file.write_text(wrong)
         with pytest.raises(ConfigurationError, match=r"limits\.toml"):
