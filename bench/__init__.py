@@ -1,1 +1,1 @@
-"""Layer 8: benchmarks of `updraft bench ...`, the source of every figure in the docs."""
+"""Layer 8: the benchmarks that `updraft bench ...` runs. They produce every figure in the docs."""

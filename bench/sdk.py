@@ -94,7 +94,7 @@ def _instant(httpx: Any, request: Any) -> Any:
 
 
 def _lease(ledger: Path | None) -> RuntimeLease:
-    """Return a router over a local tier that returns its one token immediately."""
+    """Return a lease of a router whose local tier returns its only token immediately."""
     config = RouterConfig(local="pocket", ledger=ledger)
     answer = RecordedAnswer(_TEXT, [TokenSignals(-0.1, 0.2, 2.0)] * 2, prompt_tokens=7)
     tier = RecordedTier(_MODEL, {_QUESTION: answer})

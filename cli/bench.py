@@ -22,17 +22,12 @@ app = CommandLine(help="Run a benchmark, and report its figures with machine, ve
 @app.command()
 def escalation(
     tasks: Annotated[int, typer.Option(min=1, max=options.MAX_TASKS, help="Number of held-out demo tasks.")] = 300,
-    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each escalation per kind of draft.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of each escalation, per kind of draft.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed that selects the tasks.")] = 0,
     quality: options.Quality = None,
     json_path: json_output.File = None,
 ) -> None:
-    """Measure how much faster escalations are with the local answer as a draft than with no draft or a useless draft.
-
-    \b
-    Example
-      updraft bench escalation --tasks 300 --json out/escalation.json
-    """
+    """Measure the speed of escalations with the local answer as a draft, with no draft, and with a useless draft."""
     import asyncio
 
     from ..bench.cascade.escalation import measure
@@ -47,15 +42,10 @@ def escalation(
 
 @app.command()
 def sdk(
-    calls: Annotated[int, typer.Option(min=1, help="Number of calls of each kind.")] = 2000,
+    calls: Annotated[int, typer.Option(min=1, help="Number of calls to time, per kind of call.")] = 2000,
     json_path: json_output.File = None,
 ) -> None:
-    """Measure the time that the SDK adds to a call of an openai client. A stub replaces the engine.
-
-    \b
-    Example
-      updraft bench sdk --json out/sdk.json
-    """
+    """Measure the time that the SDK adds to a call of an openai client. A stub replaces the engine."""
     from ..bench.sdk import measure
 
     _show(_report("sdk", {"calls": calls}, measure(calls)), json_path)
@@ -64,14 +54,14 @@ def sdk(
 @app.command()
 def engine(
     shape: Annotated[
-        str, typer.Option(help="pocket (the demo model), or random weights: qwen2.5-0.5b, qwen3-0.6b, llama-3.1-8b.")
+        str, typer.Option(help="Model: pocket, or random weights of qwen2.5-0.5b, qwen3-0.6b or llama-3.1-8b.")
     ] = "pocket",
     requests: Annotated[int, typer.Option(min=1, help="Number of queued requests.")] = 256,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Maximum requests per step.")] = 32,
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="CSV with columns ContextTokens and GeneratedTokens, to sample lengths from. [built-in mix]",
+            help="CSV to sample lengths of prompts and answers from: ContextTokens, GeneratedTokens. [built-in mix]",
             exists=True,
             dir_okay=False,
         ),
@@ -84,13 +74,13 @@ def engine(
     ] = None,
     peers: Annotated[
         Literal["all", "static", "continuous", "none"],
-        typer.Option(help="Batching of transformers to compare with: static, continuous (slow), all (both), or none."),
+        typer.Option(help="Batching of transformers to compare with: static, continuous (slow), all, or none."),
     ] = "all",
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="start, throughput, sampled, decode, prefill, prefix, scheduler, steps, simulation, invariance, "
-            "pocket-drafts, oracle, gaps (CUDA only) or peers; repeatable. [all groups that the device supports]"
+            help="Group of figures: start, throughput, sampled, decode, prefill, prefix, scheduler, steps, simulation, "
+            "invariance, pocket-drafts, oracle, gaps (CUDA only) or peers; repeatable. [all that the device supports]"
         ),
     ] = None,
     draft_shape: Annotated[
@@ -111,7 +101,7 @@ def engine(
     from ..bench.engine.measure import EngineBenchOptions, cb_settings, measure
     from ..bench.shared.workload import Workload
 
-    max_prompt = 384 if shape == "pocket" else 512  # with 128 output tokens, pocket's context is full
+    max_prompt = 384 if shape == "pocket" else 512  # pocket's context holds 512 tokens, of which answers take up to 128
     workload = Workload(requests, max_prompt=max_prompt, seed=seed, trace=trace)
     config = {"shape": shape, "requests": requests, "max_num_seqs": max_num_seqs, "seed": seed}
     config |= {"trace": trace and trace.name, "draft_shape": draft_shape, "cb_settings": cb_settings(device)}
@@ -131,17 +121,12 @@ def engine(
 
 @app.command()
 def gates(
-    tasks: Annotated[int, typer.Option(min=50, max=2_000, help="Number of held-out demo tasks per draw.")] = 2_000,
-    draws: Annotated[int, typer.Option(min=1, help="Number of draws.")] = 1,
-    beside: Annotated[int, typer.Option(min=0, max=64, help="Busy processes that run while decisions are timed.")] = 0,
+    tasks: Annotated[int, typer.Option(min=50, max=2_000, help="Number of held-out demo tasks in each draw.")] = 2_000,
+    draws: Annotated[int, typer.Option(min=1, help="Number of random draws of tasks.")] = 1,
+    beside: Annotated[int, typer.Option(min=0, max=64, help="Busy processes to run while decisions are timed.")] = 0,
     json_path: json_output.File = None,
 ) -> None:
-    """Measure the packaged pair's gates: ranking, calibration error, stability under noise, and time per decision.
-
-    \b
-    Example
-      updraft bench gates --draws 4 --json out/gates.json
-    """
+    """Measure the packaged pair's gates: ranking, calibration error, stability under noise, and time per decision."""
     from ..bench.router.gates import measure
 
     figures = measure(tasks, draws, beside, output.note)
@@ -150,21 +135,21 @@ def gates(
 
 @app.command()
 def router(
-    data: Annotated[Path, typer.Option(help="Graded prompts, .csv or .jsonl (.gz): prompt, weak, strong.")],
-    test: Annotated[Path | None, typer.Option(help="File of rows to score instead of cross-validating.")] = None,
-    labels: Annotated[int | None, typer.Option(min=100, help="Number of grades sampled per seed. [all]")] = None,
+    data: Annotated[Path, typer.Option(help="Graded prompts (.csv or .jsonl, also .gz): prompt, weak, strong.")],
+    test: Annotated[Path | None, typer.Option(help="Graded prompts to score. [cross-validation on --data]")] = None,
+    labels: Annotated[int | None, typer.Option(min=100, help="Number of grades to train on. [all]")] = None,
     mode: Annotated[
         Literal["prompt", "cascade"],
         typer.Option(rich_help_panel=ADVANCED, help="Decide from the prompt alone, or also from the weak answer."),
     ] = "prompt",
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of random folds or label samples.")] = 5,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of random folds or --labels samples.")] = 5,
     weak: Annotated[str | None, typer.Option(help="Column with the weak model's score. [weak]")] = None,
     strong: Annotated[str | None, typer.Option(help="Column with the strong model's score. [strong]")] = None,
     json_path: json_output.File = None,
 ) -> None:
     """Measure a router that is trained on graded prompts, by RouteLLM's protocol: APGR, CPT50, CPT80, calibration.
 
-    Also measures the guarantee. Shares are fractions of 1. Without --test, five-fold cross-validation scores the rows.
+    Also checks the guarantee. Shares are fractions of 1. Without --test, five-fold cross-validation scores the rows.
 
     \b
     Examples
@@ -187,9 +172,9 @@ def router(
 
 @app.command()
 def guarantee(
-    runs: Annotated[int, typer.Option(min=1, help="Calibrations for each population and number of rows.")] = 500,
+    runs: Annotated[int, typer.Option(min=1, help="Number of calibrations per population and sample size.")] = 500,
     blend: Annotated[
-        bool, typer.Option("--blend", help="Choose among all router models (slow) instead of the ridge alone.")
+        bool, typer.Option("--blend", help="Choose among all router models (slow), not just ridge regression.")
     ] = False,
     json_path: json_output.File = None,
 ) -> None:
@@ -213,7 +198,12 @@ def guarantee(
 
 @app.command()
 def live(
-    local: Annotated[str, typer.Option("--local", metavar="MODEL", help="GGUF file or pulled model to measure.")],
+    local: Annotated[
+        str,
+        typer.Option(
+            "--local", metavar="MODEL", help="Model to measure: smollm2, a pulled model's name, or a GGUF file."
+        ),
+    ],
     questions: Annotated[int, typer.Option(min=200, max=300, help="Number of built-in questions.")] = 300,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Number of random splits into halves.")] = 5,
     answers: Annotated[
@@ -225,21 +215,22 @@ def live(
     """Calibrate a real local model and a stub cloud on half of 300 questions, and route the other half.
 
     The model answers each question once, as for calibrate --live. For each split, the router then routes the other
-    half at several qualities. Finally, the model answers one half again. AUROC: how well gates and mean
+    half at several quality targets. Finally, the model answers one half again. AUROC: how well gates and mean
     log-probability detect wrong answers.
 
     \b
     Example
-      updraft bench live --local smollm2.gguf --json out/live.json
+      updraft bench live --local smollm2 --json out/live.json
     """
     import tempfile
 
     from ..bench.live.questions import written_questions
     from .calibrate.live_bench import measured
+    from .models.names import resolve
 
     sample = written_questions()[:questions]
     with tempfile.TemporaryDirectory(prefix="updraft-live-") as folder:
-        figures = measured(local, sample, seeds, answers or Path(folder) / "answers.jsonl", output.note)
+        figures = measured(resolve(local), sample, seeds, answers or Path(folder) / "answers.jsonl", output.note)
     config = {"local": Path(local).name, "questions": questions, "seeds": seeds}
     _show(_report("live", config, figures), json_path)
 
@@ -252,7 +243,7 @@ def local(
     ] = "all",
     tokens: Annotated[int, typer.Option(min=8, max=256, help="Tokens of each prompt and of each answer.")] = 64,
     rounds: Annotated[int, typer.Option(min=1, help="Number of rounds; each runs every engine once.")] = 3,
-    prefill_seconds: Annotated[
+    prefill_duration_s: Annotated[
         float, typer.Option(min=1, help="Time limit for measuring a 4k prefill beside decoding streams, in seconds.")
     ] = 30.0,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of every engine. [Updraft's default]")] = None,
@@ -276,19 +267,21 @@ def local(
     from ..bench.local.measure import MODELS, LocalBenchOptions, measure
 
     models = MODELS if model == "all" else (model,)
-    bench_options = LocalBenchOptions(models, tokens, rounds, prefill_seconds, threads, llama_server, model_dir)
+    bench_options = LocalBenchOptions(models, tokens, rounds, prefill_duration_s, threads, llama_server, model_dir)
     figures = measure(bench_options, output.note)
     config = {"models": bench_options.models, "tokens": tokens, "rounds": rounds, "threads": threads}
-    config["prefill_seconds"] = prefill_seconds
+    config["prefill_duration_s"] = prefill_duration_s
     _show(_report("local", config, figures), json_path)
 
 
 @app.command()
 def gateway(
-    concurrencies: Annotated[str, typer.Option(help="Numbers of requests in flight to measure.")] = "1,16,64,256",
+    concurrencies: Annotated[str, typer.Option(help="Numbers of requests in flight, comma-separated.")] = "1,16,64,256",
     streams: Annotated[int, typer.Option(min=1, help="Number of streams in flight.")] = 64,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Duration of each measurement in seconds.")] = 5.0,
-    memory_seconds: Annotated[float, typer.Option(min=0, help="Duration of the memory measurement in seconds.")] = 30.0,
+    duration_s: Annotated[float, typer.Option(min=0.1, help="Duration of each measurement in seconds.")] = 5.0,
+    memory_duration_s: Annotated[
+        float, typer.Option(min=0, help="Duration of the memory measurement in seconds.")
+    ] = 30.0,
     litellm_python: Annotated[
         Path | None,
         typer.Option(metavar="PATH", exists=True, dir_okay=False, help="Python with litellm[proxy], to compare with."),
@@ -308,8 +301,13 @@ def gateway(
         counts = tuple(int(count) for count in concurrencies.split(","))
     except ValueError as error:
         raise typer.BadParameter("must be comma-separated numbers", param_hint="--concurrencies") from error
-    bench_options = GatewayBenchOptions(counts, streams, seconds, memory_seconds, litellm_python)
-    config = {"concurrencies": counts, "streams": streams, "seconds": seconds, "memory_seconds": memory_seconds}
+    bench_options = GatewayBenchOptions(counts, streams, duration_s, memory_duration_s, litellm_python)
+    config = {
+        "concurrencies": counts,
+        "streams": streams,
+        "duration_s": duration_s,
+        "memory_duration_s": memory_duration_s,
+    }
     _show(_report("gateway", config, measure(bench_options, output.note)), json_path)
 
 
@@ -323,9 +321,8 @@ def kernels(
     """Time each kernel on a CUDA device, and compare with the device's memory and compute limits and other libraries.
 
     \b
-    Examples
+    Example
       updraft bench kernels --short
-      updraft bench kernels --json out/kernels.json
     """
     from ..bench.kernels.cases import cases
     from ..bench.kernels.measure import GpuClock, Measurements, measure, report_of, require_cuda
@@ -351,9 +348,9 @@ def kernels(
 
 @app.command()
 def affinity(
-    trace: Annotated[Path, typer.Option(help="JSON Lines in Mooncake's format.", exists=True, dir_okay=False)],
+    trace: Annotated[Path, typer.Option(help="Requests in Mooncake's JSON Lines.", exists=True, dir_okay=False)],
     nodes: Annotated[int, typer.Option(min=1, help="Number of simulated nodes.")] = 4,
-    requests: Annotated[int, typer.Option(min=1, help="Number of requests, from the trace's start.")] = 100_000,
+    requests: Annotated[int, typer.Option(min=1, help="Number of requests to use from the trace.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Seed for the choice between equally good nodes.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Number of gateway workers.")] = 1,
     json_path: json_output.File = None,

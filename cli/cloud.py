@@ -20,14 +20,14 @@ app = CommandLine(help="Run a gateway and its nodes from one YAML file, as local
 @app.command()
 def up(
     file: Annotated[Path, typer.Argument(metavar="YAML", help="File that describes the gateway and the models.")],
-    local: Annotated[
-        bool, typer.Option("--local", rich_help_panel="Cloud", help="Run local processes, restarted when they die.")
+    as_processes: Annotated[
+        bool, typer.Option("--processes", help="Run processes on this machine, and restart those that die.")
     ] = False,
-    on_ray: Annotated[bool, typer.Option("--ray", help="Run on Ray Serve, which also scales.")] = False,
+    on_ray: Annotated[bool, typer.Option("--ray", help="Run on Ray Serve, which also scales the models.")] = False,
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS", help="Running Ray cluster; auto: the one on this machine. [a new one, until Ctrl-C]"
+            metavar="ADDRESS", help="Address of a Ray cluster; auto: on this machine. [a new cluster, until Ctrl-C]"
         ),
     ] = None,
 ) -> None:
@@ -37,7 +37,7 @@ def up(
 
     \b
     Examples
-      updraft cloud up cloud.yaml --local
+      updraft cloud up cloud.yaml --processes
       updraft cloud up --ray cloud.yaml
       updraft cloud up --ray cloud.yaml --address auto     update it from another terminal
     """
@@ -47,8 +47,8 @@ def up(
     from ..cloud_engine.deploy.ray_llm import foreign_models
     from .shared.processes import signals_as_interrupts
 
-    if local == on_ray or (local and address is not None):
-        raise ConfigurationError("Give --local, or --ray with or without --address.", param="local")
+    if as_processes == on_ray or (as_processes and address is not None):
+        raise ConfigurationError("Give --processes, or --ray with or without --address.", param="processes")
     config = _with_pocket(read_config(file))
     for model in foreign_models(config):
         output.echo(
@@ -57,7 +57,7 @@ def up(
             err=True,
         )
     with signals_as_interrupts():
-        if local:
+        if as_processes:
             run_local(file, lambda: _with_pocket(read_config(file)), _ready)
         else:
             run_on_ray(config, address, _ready)
@@ -65,12 +65,7 @@ def up(
 
 @app.command()
 def down(address: Annotated[str, typer.Option(metavar="ADDRESS", help="Address of the Ray cluster.")] = "auto") -> None:
-    """Stop the cloud on a Ray cluster after its requests have finished.
-
-    \b
-    Example
-      updraft cloud down
-    """
+    """Stop the cloud on a Ray cluster after its requests have finished."""
     from ..cloud_engine.deploy.ray_cluster import remove_from_ray
 
     remove_from_ray(address)
@@ -78,7 +73,7 @@ def down(address: Annotated[str, typer.Option(metavar="ADDRESS", help="Address o
 
 @app.command("llm-config")
 def llm_config(
-    file: Annotated[Path, typer.Argument(metavar="YAML", help="Cloud file that has models with kind: vllm or sglang.")],
+    file: Annotated[Path, typer.Argument(metavar="YAML", help="Cloud file with models of kind vllm or sglang.")],
 ) -> None:
     """Print the configuration with which Ray's `serve deploy` runs vLLM and SGLang models.
 

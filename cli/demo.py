@@ -72,7 +72,7 @@ def _config(quality: float | None) -> RouterConfig:
     from ..router.accounting.prices import Prices
     from ..router.config import RouterConfig
 
-    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # prices of a mid-size model, as the pocket cloud has none
+    prices = Prices(cloud_input=0.5, cloud_output=1.5)  # usual prices of a mid-size model; the pocket cloud is free
     config = RouterConfig(local="pocket", cloud_model="pocket-large", prices=prices)
     return config if quality is None else replace(config, quality=quality)
 
@@ -157,8 +157,8 @@ def _show(console: Console, results: dict[str, Any], outcome: TaskOutcome) -> No
         f"${prices['cloud_output']:g} per million tokens in / out)",
         "drafts": f"{draft['accepted']:,} of {draft['proposed']:,} local tokens accepted on escalated requests "
         f"({show(draft['acceptance_rate'], '.0%')})",
-        "latency": f"measured with one question at a time (cloud and routed: on {results['latency_sample']} other "
-        f"tasks); the other figures of cloud and routed are measured with {CONCURRENCY} questions at a time",
+        "latency": f"measured with one question in flight (cloud and routed: on {results['latency_sample']} other "
+        f"tasks); the other figures of cloud and routed are measured with {CONCURRENCY} questions in flight",
     }
     if results["processes_lost"]:
         facts["died"] = f"{', '.join(results['processes_lost'])}; answers missing: {results['errors']['count']}"

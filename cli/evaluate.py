@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NAMES = {Tier.LOCAL: "local", Tier.CLOUD: "cloud", Tier.AUTO: "routed"}
 
 
-@shows(*options.USUAL, "--tasks", "--file", "--tier", "--concurrency", "--seed", "--json")
+@shows(*options.USUAL, "--tasks", "--file", "--tier", "--max-concurrency", "--seed", "--json")
 def evaluate(
     *,
     tasks: Annotated[
@@ -34,15 +34,15 @@ def evaluate(
     tier: Annotated[
         list[Tier] | None, typer.Option(help="Tier to measure; repeatable. [all that are configured]")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Maximum questions in flight to the cloud.")] = 8,
+    max_concurrency: Annotated[int, typer.Option(min=1, max=256, help="Maximum questions in flight to the cloud.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed that selects the tasks.")] = 0,
     pair: Annotated[options.Pair, OmittedFields("tool_call_parser", "chat_template")],
     json_path: json_output.File = None,
 ) -> None:
     """Ask the router and each tier alone the same questions, and compare their answers.
 
-    A task file holds one JSON object per line. "match" says how a reply is compared with the answer: "agree" (the
-    default: both say the same), "exact", "contains", or "number" (the reply's last number).
+    A task file holds one JSON object per line. "match" selects how a reply is compared with the answer: "agree" (the
+    default: same meaning), "exact", "contains", or "number" (the reply's last number).
     Exit code 1 if any question got no answer.
 
     \b
@@ -65,7 +65,7 @@ def evaluate(
     questions = read_questions(file) if file is not None else pocket_questions(tasks or 200, seed)
     watch = Watch(Console(stderr=True))
     with options.with_cloud(config, watch.say, nodes=2) as running:
-        outcomes = run_stages(running, _stages(running, questions, tier, concurrency), watch)
+        outcomes = run_stages(running, _stages(running, questions, tier, max_concurrency), watch)
     rows = {name: figures(outcome) for name, outcome in outcomes.items()}
     result: dict[str, Any] = {"n": len(questions), "tiers": list(rows), **rows, "by_kind": by_kind(outcomes)}
     result["errors"] = errors(outcomes.values())

@@ -117,7 +117,7 @@ def _named(answer: str | None, asks: bool, question: str, default: str) -> str |
 
 
 def _installed(local: str | None, *, yes: bool) -> str | None:
-    """Return the value of the setting `local` for this model; downloads the model if its name is on a hub or index."""
+    """Return the value of the setting `local` for this model. Download the model if it is on a hub or index."""
     from ..local_engine.store.library import Library
     from ..router.tiers.local_server.address import server_address
     from .models.names import resolve
@@ -189,6 +189,7 @@ def _write(answers: Answers, path: Path) -> None:
     if answers.key is not None and key_file is None:
         key_file = _place_for(settings.state_folder() / "cloud_api_key", f"{answers.key}\n")
         write_private(key_file, f"{answers.key}\n")
+        _print(f"The key is stored in {key_file}, which only you can read.")
     values = {"local": answers.local or "none"}
     if answers.cloud_url is not None:
         values |= {"cloud_url": answers.cloud_url, "cloud_model": answers.cloud_model}
@@ -203,7 +204,7 @@ def _write(answers: Answers, path: Path) -> None:
 
 
 def _place_for(path: Path, text: str | None = None) -> Path:
-    """Return `path`, or a numbered path if this file has other contents, to which older settings may refer."""
+    """Return `path`, or a free numbered path if this file exists with other contents, which older settings may use."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     places = itertools.chain((path,), numbered)
     return next(place for place in places if not place.exists() or (text and place.read_bytes() == text.encode()))

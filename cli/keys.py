@@ -30,7 +30,7 @@ def create(
     keys: KeyFile = None,
     scopes: Annotated[
         list[str] | None,
-        typer.Option("--scope", help="Permission: inference, usage, admin or node; repeatable. [inference]"),
+        typer.Option("--scope", help="Permission of the key: inference, usage, admin or node; repeatable. [inference]"),
     ] = None,
     tenant: Annotated[
         str | None, typer.Option(help="Tenant of the key; a tenant's keys share cached prefixes. [the key's name]")
@@ -40,12 +40,12 @@ def create(
         typer.Option("--model", rich_help_panel="Network", help="Model that the key may use; repeatable. [all]"),
     ] = None,
     priority: Annotated[
-        Literal["interactive", "escalation", "batch"], typer.Option(help="Class of the key's requests in the queue.")
+        Literal["interactive", "escalation", "batch"], typer.Option(help="Priority of the key's requests in the queue.")
     ] = "interactive",
     expires_in_days: Annotated[float | None, typer.Option(min=0, help="Days until expiry. [never]")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Maximum requests per minute.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Maximum tokens per minute.")] = None,
-    concurrent: Annotated[int | None, typer.Option(min=1, help="Maximum requests in flight.")] = None,
+    max_concurrency: Annotated[int | None, typer.Option(min=1, help="Maximum requests in flight.")] = None,
     usd_per_day: Annotated[float | None, typer.Option(min=0, help="Budget in US dollars per UTC day.")] = None,
     usd_per_month: Annotated[float | None, typer.Option(min=0, help="Budget in US dollars per UTC month.")] = None,
     as_json: json_output.Flag = False,
@@ -65,7 +65,7 @@ def create(
     limits = {
         "requests_per_minute": requests_per_minute,
         "tokens_per_minute": tokens_per_minute,
-        "concurrent": concurrent,
+        "max_concurrency": max_concurrency,
         "usd_per_day": usd_per_day,
         "usd_per_month": usd_per_month,
     }
@@ -82,12 +82,7 @@ def import_keys(
     keys: KeyFile = None,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Import the keys of an older gateway from its text file. The keys stay valid.
-
-    \b
-    Example
-      updraft keys import keys.txt
-    """
+    """Import the keys of an older gateway from its text file. The keys stay valid."""
     from ..cloud_engine.gateway.access.database import KeyDatabase
 
     text = read_text(file, ConfigurationError)
@@ -99,12 +94,7 @@ def import_keys(
 
 @app.command("list")
 def list_keys(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
-    """List the keys: name, tenant, scopes, models, priority, limits and expiry. --json also prints ids.
-
-    \b
-    Example
-      updraft keys list
-    """
+    """List the keys: name, tenant, scopes, models, priority, limits and expiry. --json also prints ids."""
     from rich.markup import escape
 
     from .shared.console import Console
@@ -120,7 +110,7 @@ def list_keys(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
         words = (facts["name"], facts["tenant"], scopes, models, facts["priority"], limits)
         table.add_row(*map(escape, words), "never" if facts["expires_at"] is None else _day(facts["expires_at"]))
     console = Console(highlight=False)
-    console.width = max(console.width, console.measure(table).maximum)  # a name is one word, also in a narrow terminal
+    console.width = max(console.width, console.measure(table).maximum)  # do not wrap names
     return console.print(table)
 
 
@@ -148,12 +138,7 @@ def rotate(
 
 @app.command()
 def revoke(key: Which, keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
-    """Revoke a key: within a second, all gateways that use this database refuse it.
-
-    \b
-    Example
-      updraft keys revoke team-a
-    """
+    """Revoke a key: within a second, all gateways that use this database refuse it."""
     record = _database(keys).revoke(key, _actor())
     name, key_id = record.principal.name, record.principal.key_id
     facts = {"id": key_id, "name": name, "revoked": True}
@@ -162,12 +147,7 @@ def revoke(key: Which, keys: KeyFile = None, as_json: json_output.Flag = False) 
 
 @app.command()
 def audit(keys: KeyFile = None, as_json: json_output.Flag = False) -> None:
-    """List changes to keys, newest first: time, actor, action and key.
-
-    \b
-    Example
-      updraft keys audit
-    """
+    """List changes to keys, newest first: time, actor, action and key."""
     import msgspec
 
     entries = _database(keys).audit()

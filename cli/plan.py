@@ -19,7 +19,7 @@ def plan(
     trace: Annotated[
         str, typer.Option(metavar="FILE", help="Requests: Azure's CSV, Mooncake's JSON Lines, or a gateway's ledger.")
     ],
-    costs: Annotated[
+    step_costs: Annotated[
         Path, typer.Option(metavar="JSON", help="Step times from updraft bench engine --only steps --json PATH.")
     ],
     num_gpu_blocks_override: Annotated[int, typer.Option(min=1, max=10_000_000, help="KV cache blocks per node.")],
@@ -27,19 +27,19 @@ def plan(
         int, typer.Option(min=1, max=1_000_000, help="Number of requests to use from the trace.")
     ] = 1_000,
     rate: Annotated[
-        float, typer.Option(min=0.001, max=1_000, help="Factor by which to speed up the arrival of requests.")
+        float, typer.Option(min=0.001, max=1_000, help="Factor by which requests arrive faster than in the trace.")
     ] = 1.0,
     ttft_s: Annotated[float, typer.Option(min=0.001, max=3_600, help="Objective: seconds to the first token.")] = 1.0,
     tpot_s: Annotated[float, typer.Option(min=0.0001, max=3_600, help="Objective: seconds per later token.")] = 0.1,
-    share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Share of requests within the objective.")] = 0.99,
+    share: Annotated[float, typer.Option(min=0.5, max=1.0, help="Required share of requests in time.")] = 0.99,
     limits: options.BatchLimits,
-    block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Option --block-size of the nodes.")] = 16,
+    block_size: Annotated[int, typer.Option(min=1, max=1_024, help="Tokens per KV cache block.")] = 16,
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, max=10_000_000, help="Context length. [KV cache size]")
+        int | None, typer.Option(min=1, max=10_000_000, help="Maximum tokens of prompt plus answer. [KV cache size]")
     ] = None,
     usd_per_hour: Annotated[float | None, typer.Option(min=0, max=1_000_000, help="Price of a node.")] = None,
     cloud_share: Annotated[
-        float | None, typer.Option(min=0.001, max=1.0, help="Share of requests that escalate to the cloud.")
+        float | None, typer.Option(min=0.001, max=1.0, help="Share of requests that escalate; also plan for them.")
     ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Also simulate other modes and rates, static batching, and no paging.")
@@ -52,8 +52,8 @@ def plan(
     \b
     Examples
       updraft bench engine --only steps --json costs.json
-      updraft plan --trace AzureLLMInferenceTrace_conv.csv --costs costs.json --num-gpu-blocks-override 4096
-      updraft plan --trace gateway.sqlite3 --costs costs.json --num-gpu-blocks-override 4096 \\
+      updraft plan --trace AzureLLMInferenceTrace_conv.csv --step-costs costs.json --num-gpu-blocks-override 4096
+      updraft plan --trace gateway.sqlite3 --step-costs costs.json --num-gpu-blocks-override 4096 \\
           --usd-per-hour 2 --cloud-share 0.4
     """
     from ..cloud_engine.engine.config import EngineConfig, settings_of
@@ -67,9 +67,9 @@ def plan(
     if plot is not None:
         check_plotting()
     flags = asdict(limits)
-    used = settings_of(limits_from(costs, flags.pop("mode"), limits.max_step_ms), **flags)
+    used = settings_of(limits_from(step_costs, flags.pop("mode"), limits.max_step_ms), **flags)
     config = EngineConfig(max_model_len=max_model_len, block_size=block_size, **used)
-    shape = NodeShape(config, read_costs(costs), num_gpu_blocks_override)
+    shape = NodeShape(config, read_costs(step_costs), num_gpu_blocks_override)
     planner = Planner(
         faster(read_trace(trace, requests), rate), shape, PlanObjective(ttft_s, tpot_s, share), usd_per_hour
     )
@@ -100,7 +100,7 @@ def _print(tried: list[FleetFigures], fleet: FleetFigures, result: dict[str, Any
 
     headings = ("nodes", "within", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s", "busy", "waste", "$/M")
     table = columns(*headings, right=headings)
-    table.padding = 0  # so that ten columns fit in a terminal
+    table.padding = 0  # fit ten columns in a terminal
     for candidate in tried:
         times = (candidate.ttft_p50_s, candidate.ttft_p99_s, candidate.tpot_p50_s, candidate.tpot_p99_s)
         table.add_row(
@@ -124,17 +124,17 @@ def _print(tried: list[FleetFigures], fleet: FleetFigures, result: dict[str, Any
     if fleet.refused:
         output.echo(f"{fleet.refused} requests were refused: longer than a node's context, or the queue was full.")
     if device := result.get("with_device"):
-        output.echo(f"If devices answer all that does not escalate: {device['nodes']} nodes.")
+        output.echo(f"If devices answer all requests that do not escalate: {device['nodes']} nodes.")
     for name, candidate in result.get("modes", {}).items():
         times = f"TTFT {1e3 * candidate['ttft_p50_s']:,.0f} ms (p99 {1e3 * candidate['ttft_p99_s']:,.0f})"
         times += f", TPOT {1e3 * candidate['tpot_p50_s']:,.1f} ms (p99 {1e3 * candidate['tpot_p99_s']:,.1f})"
-        output.echo(f"--mode {name}: {candidate['share']:.1%} within, {times}.")
+        output.echo(f"--mode {name}: {candidate['share']:.1%} within the objective, {times}.")
     if "preallocated" in result:
         by_rate = ", ".join(
             f"{nodes or 'too many'} at {rate} times the rate" for rate, nodes in result["nodes_by_rate"].items()
         )
         waste, met = result["preallocated"]["kv_waste"], result["preallocated"]["share"]
-        output.echo(f"Nodes: {by_rate}.")
+        output.echo(f"Nodes needed: {by_rate}.")
         output.echo(f"Continuous batching: {result['continuous_over_static']:.1f} times the tokens of static batching.")
         output.echo(
             f"Without paging: {waste:.0%} of KV cache memory unused, {met:.1%} of requests within the objective."

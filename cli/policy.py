@@ -24,25 +24,20 @@ if TYPE_CHECKING:
 
 app = CommandLine(help="Manage the calibrated policies on this machine.")
 
-_FRESH = "updraft calibrate makes a new one"
+_FRESH = "updraft calibrate makes a new policy"
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NAME...]", show_default=False, help="Policies. [all]")]
 Name = Annotated[str, typer.Argument(help="Name of a policy, or path of its folder.", show_default=False)]
 
 
 @app.command("list")
 def list_policies(as_json: json_output.Flag = False) -> None:
-    """List the policies in the state folder: pair, rows, promise, date, and whether they match the local models.
-
-    \b
-    Example
-      updraft policy list
-    """
+    """List the policies in the state folder: pair, rows, promise, date, and whether they match the local models."""
     config = options.Pair().config()
     policies = [_Policy(folder, config) for folder in folders()]
     if as_json:
         json_output.show([policy.facts() for policy in policies])
     elif not policies:
-        output.echo("There are no policies yet. updraft calibrate makes one.", err=True)
+        output.echo("There are no policies yet: create one with updraft calibrate.", err=True)
     else:
         _show_table(policies)
 
@@ -83,7 +78,7 @@ def verify(names: Names = None, local: options.Local = None, as_json: json_outpu
             [{"name": folder.name, "checks": list(map(_as_json, checks))} for folder, checks in results.items()]
         )
     elif not results:
-        output.echo("There are no policies to verify: updraft calibrate makes one.", err=True)
+        output.echo("There are no policies to verify: create one with updraft calibrate.", err=True)
     else:
         for folder, checks in results.items():
             for check in checks:
@@ -94,16 +89,11 @@ def verify(names: Names = None, local: options.Local = None, as_json: json_outpu
 
 @app.command()
 def rm(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", show_default=False)],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Policies to delete.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: json_output.Flag = False,
 ) -> None:
-    """Delete policies from the state folder, after confirmation. Recalibrate to set a target for the pair again.
-
-    \b
-    Example
-      updraft policy rm model--big
-    """
+    """Delete policies from the state folder, after confirmation. Recalibrate to set a target for the pair again."""
     by_name = {folder.name: folder for folder in folders()}
     if unknown := [name for name in names if name not in by_name]:
         raise _unknown(unknown[0])

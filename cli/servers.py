@@ -28,7 +28,7 @@ ReadyFile = Annotated[
 ]
 ExitWithParent = Annotated[bool, typer.Option("--exit-with-parent", help="Stop when the parent process ends.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free port.")]
-DrainSeconds = Annotated[
+DrainTimeout = Annotated[
     float, typer.Option(min=0, help="Seconds that requests in flight have to finish after SIGTERM or Ctrl-C.")
 ]
 
@@ -47,7 +47,7 @@ class AccessFlags:
     ] = None
     allowed_origins: Annotated[
         list[str] | None,
-        typer.Option("--allowed-origins", metavar="URL", help="Web site whose pages may send requests; repeatable."),
+        typer.Option("--allowed-origins", metavar="URL", help="Origin whose web pages may send requests; repeatable."),
     ] = None
     ssl_certfile: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Certificate chain in PEM; reloaded when it changes.")
@@ -85,7 +85,7 @@ class RegistrationFlags:
     """Options for the registration of a node with a gateway."""
 
     register: Annotated[
-        str | None, typer.Option(metavar="URL", help="Gateway to register with, at every address of its host name.")
+        str | None, typer.Option(metavar="URL", help="Gateway to register with, at all addresses of its host name.")
     ] = None
     register_api_key_env: Annotated[str | None, options.key_env("the key for --register", "--register-api-key-env")] = (
         None
@@ -95,7 +95,7 @@ class RegistrationFlags:
         options.key_file("the key for --register: updraft keys create NAME --scope node", "--register-api-key-file"),
     ] = None
     register_as: Annotated[
-        str | None, typer.Option(metavar="URL", help="URL at which the gateway reaches this node. [its own address]")
+        str | None, typer.Option(metavar="URL", help="URL at which the gateway reaches this node. [its own URL]")
     ] = None
 
     def registration(self) -> RegistrationOptions | None:
@@ -120,7 +120,7 @@ class EngineFlags(options.BatchLimits):
         Path | None,
         typer.Option(
             metavar="JSON",
-            help="Step times that --mode sets its limits by, from updraft bench engine --only steps --json PATH.",
+            help="Measured step times to derive the limits from: updraft bench engine --only steps --json PATH.",
         ),
     ] = None
     max_model_len: Annotated[
@@ -134,10 +134,10 @@ class EngineFlags(options.BatchLimits):
     ] = 4096
     scheduling_policy: Annotated[
         Literal["fcfs", "priority", "shortest-prefill"],
-        typer.Option(help="Order: by arrival, by the priority field, or short prompts first."),
+        typer.Option(help="Order of waiting requests: by arrival, by their priority field, or short prompts first."),
     ] = "fcfs"
     max_waiting: Annotated[
-        int, typer.Option(min=1, help="Maximum requests that wait for a slot in the batch; others are refused.")
+        int, typer.Option(min=1, help="Maximum requests that wait for a slot in the batch; more are refused.")
     ] = 256
     enable_prefix_caching: Annotated[
         bool,
@@ -147,7 +147,7 @@ class EngineFlags(options.BatchLimits):
     ] = True
     num_speculative_tokens: Annotated[
         int | None,
-        typer.Option("--num-speculative-tokens", min=1, help="Maximum draft tokens per step and request. [as --mode]"),
+        typer.Option("--num-speculative-tokens", min=1, help="Maximum draft tokens per step and request. [by --mode]"),
     ] = None
     ngram: Annotated[bool, typer.Option("--ngram", help="Also draft from repetitions in prompt and answer.")] = False
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="Device: cpu, cuda or cuda:NUMBER.")] = "cpu"
@@ -164,7 +164,7 @@ class EngineFlags(options.BatchLimits):
         typer.Option(help="Attention kernels: plain torch, C (native, on a CPU), or Triton (on a GPU)."),
     ] = "auto"
     enforce_eager: Annotated[
-        bool, typer.Option(help="On a GPU, decode without CUDA graphs: starts some seconds sooner, slower steps.")
+        bool, typer.Option(help="On a GPU, decode without CUDA graphs: faster start, slower steps.")
     ] = False
 
     def config(self, threads: int | None) -> EngineConfig:
@@ -183,9 +183,11 @@ def serve(
     *,
     host: Host = "127.0.0.1",
     port: Port = options.SERVE_PORT,
-    app_api_key_env: Annotated[str | None, options.key_env("the key that apps must send", "--app-api-key-env")] = None,
-    app_api_key_file: Annotated[
-        Path | None, options.key_file("the key that apps must send", "--app-api-key-file")
+    client_api_key_env: Annotated[
+        str | None, options.key_env("the key that clients must send", "--client-api-key-env")
+    ] = None,
+    client_api_key_file: Annotated[
+        Path | None, options.key_file("the key that clients must send", "--client-api-key-file")
     ] = None,
     access: AccessFlags,
     log_file: Annotated[
@@ -198,7 +200,7 @@ def serve(
     """Run the router as a local OpenAI server that any app can use without code changes.
 
     Point an OpenAI client at the printed address + /v1, with any key, and model="auto", "local" or "cloud".
-    Other machines (--host) need your key (--app-api-key-env); web pages of other sites need --allowed-origins.
+    Other machines (--host) need your key (--client-api-key-env); web pages of other sites need --allowed-origins.
 
     \b
     Examples
@@ -217,7 +219,7 @@ def serve(
     os.environ[FORMAT_VARIABLE] = access.log_format
     if log_file is not None:
         log_to_file(log_file)
-    key = options.given_key(app_api_key_env, app_api_key_file, "--app-api-key")
+    key = options.given_key(client_api_key_env, client_api_key_file, "--client-api-key")
     own = {"allowed_hosts": access.allowed_hosts, "allowed_origins": access.allowed_origins}
 
     def load() -> RouterConfig:
@@ -235,8 +237,8 @@ def serve(
 
 
 @shows(
-    *("--model", "--draft", "--device", "--dtype", "--host", "--port", "--api-key-file", "--register", "--config"),
-    *("--register-api-key-file", "--mode", "--max-model-len", "--max-num-seqs"),
+    *("--model", "--draft", "--device", "--dtype", "--host", "--port", "--client-api-key-file", "--register"),
+    *("--register-api-key-file", "--mode", "--max-model-len", "--max-num-seqs", "--config"),
 )
 def node(
     *,
@@ -259,16 +261,19 @@ def node(
     threads: Annotated[int | None, typer.Option(min=1, help="Number of torch threads. [all cores]")] = None,
     engine: EngineFlags,
     restart: Annotated[bool, typer.Option("--restart", help="Restart the engine when its process dies.")] = False,
-    drain_seconds: DrainSeconds = 10.0,
+    drain_timeout_s: DrainTimeout = 10.0,
     tool_call_parser: Annotated[
         Literal["auto", FormatName],
         typer.Option("--tool-call-parser", help="Format of the model's tool calls. [auto: that of its chat template]"),
     ] = "auto",
     chat_template: options.ChatTemplate = None,
-    api_key_env: Annotated[
-        str | None, options.key_env("the key that clients must send", note=" [UPDRAFT_NODE_API_KEY]")
+    client_api_key_env: Annotated[
+        str | None,
+        options.key_env("the key that clients must send", "--client-api-key-env", note=" [UPDRAFT_NODE_API_KEY]"),
     ] = None,
-    api_key_file: Annotated[Path | None, options.key_file("the key that clients must send")] = None,
+    client_api_key_file: Annotated[
+        Path | None, options.key_file("the key that clients must send", "--client-api-key-file")
+    ] = None,
     access: AccessFlags,
     public_metrics: Annotated[
         bool, typer.Option("--public-metrics", help="Serve /metrics without a key, for endpoint pickers.")
@@ -282,8 +287,8 @@ def node(
 
     With --draft, a smaller model proposes tokens that the large model
     verifies; answers stay the same. The number of proposed tokens follows
-    the measured speed. UPDRAFT_NODE_API_KEY (or --api-key-file) is the key
-    that clients must send. Other machines (--host) need a key and TLS.
+    the measured speed. UPDRAFT_NODE_API_KEY (or --client-api-key-file)
+    is the key that clients must send. Other machines (--host) need a key and TLS.
 
     \b
     Examples
@@ -306,10 +311,10 @@ def node(
             host=host,
             port=port,
             restart=restart,
-            drain_seconds=drain_seconds,
+            drain_timeout_s=drain_timeout_s,
             tool_call_parser=tool_call_parser,
             chat_template=chat_template,
-            api_key=options.node_key(api_key_env, api_key_file),
+            api_key=options.node_key(client_api_key_env, client_api_key_file, "--client-api-key"),
             public_metrics=public_metrics,
             **access.of_node(),
             ready_file=ready_file,
@@ -320,7 +325,7 @@ def node(
 
 
 @shows(
-    *("--node", "--nodes-file", "--keys", "--host", "--port", "--api-key-file", "--db", "--limits", "--prices"),
+    *("--node", "--nodes-file", "--keys", "--host", "--port", "--api-key-file", "--ledger", "--limits", "--prices"),
     "--config",
 )
 def gateway(
@@ -333,18 +338,18 @@ def gateway(
         Path | None,
         typer.Option(metavar="TOML", help="File of nodes with their own keys, limits, timeouts and prices."),
     ] = None,
-    node_concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Maximum requests in flight per node; others wait. [no limit]")
+    max_concurrency_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Maximum requests in flight per node; further requests wait. [no limit]")
     ] = None,
     max_waiting: Annotated[
-        int, typer.Option(min=0, help="Maximum waiting requests; beyond it, the lowest priority is refused.")
+        int, typer.Option(min=0, help="Maximum waiting requests; if more arrive, the lowest priority is refused.")
     ] = 256,
-    db: Annotated[
+    ledger: Annotated[
         str | None,
         typer.Option(
-            envvar="UPDRAFT_GATEWAY_DB",
+            envvar="UPDRAFT_GATEWAY_LEDGER",
             metavar="DB",
-            help="Ledger: a SQLite file, or a postgresql:// URL. [gateway.sqlite3 in the state folder]",
+            help="Ledger to write: a SQLite file, or a postgresql:// URL. [gateway.sqlite3 in the state folder]",
         ),
     ] = None,
     ledger_failure: Annotated[
@@ -370,16 +375,16 @@ def gateway(
     host: Host = "127.0.0.1",
     port: Port = options.GATEWAY_PORT,
     api_key_env: Annotated[
-        str | None, options.key_env("the key of the nodes", note=" [UPDRAFT_NODE_API_KEY]", panel="Cloud")
+        str | None, options.key_env("the key to send to the nodes", note=" [UPDRAFT_NODE_API_KEY]", panel="Cloud")
     ] = None,
-    api_key_file: Annotated[Path | None, options.key_file("the key of the nodes", panel="Cloud")] = None,
-    workers: Annotated[int, typer.Option(min=1, max=32, help="Number of gateway processes.")] = 1,
-    drain_seconds: DrainSeconds = 10.0,
+    api_key_file: Annotated[Path | None, options.key_file("the key to send to the nodes", panel="Cloud")] = None,
+    workers: Annotated[int, typer.Option(min=1, max=32, help="Number of gateway processes on the port.")] = 1,
+    drain_timeout_s: DrainTimeout = 10.0,
     timeout_s: Annotated[float, typer.Option(help="Timeout of a request, body included, in seconds.")] = 600.0,
     connect_timeout_s: Annotated[float, typer.Option(help="Timeout of connections to nodes, in seconds.")] = 2.0,
     first_token_timeout_s: Annotated[float, typer.Option(help="Timeout until a stream begins, in seconds.")] = 120.0,
     idle_timeout_s: Annotated[
-        float, typer.Option(help="Maximum pause within a stream. Comments extend both timeouts up to four times.")
+        float, typer.Option(help="Maximum pause in a stream, in seconds. SSE comments extend it up to four times.")
     ] = 30.0,
     hedge_after_s: Annotated[
         float | None, typer.Option(help="Seconds without an answer until a second node gets the request, too. [never]")
@@ -413,12 +418,14 @@ def gateway(
     from ..protocol.settings import state_folder
 
     os.environ[FORMAT_VARIABLE] = access.log_format
-    database = str(state_folder() / "gateway.sqlite3") if db is None else db
+    if "UPDRAFT_GATEWAY_DB" in os.environ:
+        raise ConfigurationError("`UPDRAFT_GATEWAY_DB` is now `UPDRAFT_GATEWAY_LEDGER`: rename the variable.")
+    database = str(state_folder() / "gateway.sqlite3") if ledger is None else ledger
     run_gateway(
         GatewayOptions(
             nodes=nodes or (),
             nodes_file=nodes_file,
-            node_concurrency=node_concurrency,
+            max_concurrency_per_node=max_concurrency_per_node,
             max_waiting=max_waiting,
             accounting=AccountingOptions(database, ledger_failure, keep_days, prices, limits, limits_url),
             keys=keys if no_auth else options.key_database(keys),
@@ -427,7 +434,7 @@ def gateway(
             port=port,
             node_api_key=options.node_key(api_key_env, api_key_file),
             workers=workers,
-            drain_seconds=drain_seconds,
+            drain_timeout_s=drain_timeout_s,
             response_cache_mb=response_cache,
             objective=ServiceObjective(slo_ttft_s, slo_tpot_s),
             timeouts=Timeouts(connect_timeout_s, first_token_timeout_s, idle_timeout_s, timeout_s, hedge_after_s),

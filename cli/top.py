@@ -44,7 +44,7 @@ class Scrape:
 
 
 def facts(now: Scrape, before: Scrape | None, nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures for `--json`. Rates cover the time between both scrapes; None without an earlier scrape."""
+    """Return the figures for `--json`. Rates cover the time between the two scrapes; None without an earlier scrape."""
 
     def rate(name: str) -> float | None:
         return None if before is None else (now.sum(name) - before.sum(name)) / max(1e-9, now.at - before.at)

@@ -22,8 +22,8 @@ def tune(
     """Find the fastest thread count, weight layout and batch size of a model, within 30 seconds after its first load.
 
     Each candidate runs in a separate process. A setting changes only if two runs show it faster by more than the noise.
-    KV cache type, parallel answers and context size follow from the available memory. The result is stored for this
-    model and machine, and applies unless you set these options yourself.
+    KV cache type, max_num_seqs and max_model_len are lowered if memory is short. The result is stored for this model
+    and machine, and applies unless you set these options yourself.
 
     \b
     Examples

@@ -14,6 +14,6 @@ done
 KEY="$(updraft keys create my-app --keys "$STATE/keys.sqlite3")"
 echo "key for apps: $KEY"
 updraft gateway --node http://127.0.0.1:8001 --node http://127.0.0.1:8002 \
-  --keys "$STATE/keys.sqlite3" --db "$STATE/usage.sqlite" --port 8000 &
+  --keys "$STATE/keys.sqlite3" --ledger "$STATE/usage.sqlite" --port 8000 &
 PIDS="$PIDS $!"
 wait

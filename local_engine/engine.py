@@ -106,10 +106,10 @@ class LocalEngine:
             path, gpu_layers=options.gpu_layers, repack=options.repack is not False, missing=missing_bytes(path, header)
         )
         try:
-            if options.context_length is not None and options.context_length > model.train_context:
+            if options.max_model_len is not None and options.max_model_len > model.train_context:
                 raise ModelLoadError(
                     f"{path.name} was trained on {model.train_context} tokens of context, "
-                    f"but context_length is {options.context_length}: lower context_length."
+                    f"but max_model_len is {options.max_model_len}: lower max_model_len."
                 )
             name = os.fsencode(path.stem).decode("utf-8", "replace")  # responses and the ledger accept only UTF-8
             return cls(model, header, options.model_id or name, options)
@@ -318,4 +318,4 @@ def _start_loop(model: LlamaModel, layout: ContextLayout, options: LocalOptions)
     limits = SchedulerLimits(
         layout.parallel, rows=layout.rows, outputs=layout.outputs, mixes=mixes, sharing=layout.sharing
     )
-    return LocalEngineLoop(model, context, LoopOptions(layout.cells, layout.sequences, options.queue_limit, limits))
+    return LocalEngineLoop(model, context, LoopOptions(layout.cells, layout.sequences, options.max_waiting, limits))

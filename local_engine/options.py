@@ -15,9 +15,9 @@ from .machine.memory_fit import KvCacheType
 #: Types of a KV cache that only flash attention can read.
 QUANTIZED: tuple[KvCacheType, ...] = ("q8_0", "q4_0")
 _RANGES = {  # minimum and maximum; llama.cpp aborts above 512 threads
-    "context_length": (1, 2**31 - 1),
-    "parallel": (1, 64),
-    "queue_limit": (0, 2**20),
+    "max_model_len": (1, 2**31 - 1),
+    "max_num_seqs": (1, 64),
+    "max_waiting": (0, 2**20),
     "threads": (1, 512),
     "gpu_layers": (0, 2**16),
     "ubatch": (2, 2**14),
@@ -39,11 +39,11 @@ class LocalOptions:
     """Options of one model. An option that is None gets the value that `updraft tune` found, or else a default."""
 
     # Context length in tokens, prompt and answer together. None: the trained length, at most 4,096.
-    context_length: int | None = None
+    max_model_len: int | None = None
     # Maximum number of answers generated at once, which share one KV cache. None: 8.
-    parallel: int | None = None
-    # Maximum number of requests that wait while `parallel` answers are generated.
-    queue_limit: int = 256
+    max_num_seqs: int | None = None
+    # Maximum number of requests that wait while `max_num_seqs` answers are generated.
+    max_waiting: int = 256
     # Threads per step. None: one per 20 million parameters, up to the number of physical cores.
     threads: int | None = None
     # Layers to run on a GPU. None: llama.cpp decides. 0: CPU only.
@@ -74,7 +74,7 @@ class LocalOptions:
         """Raise InvalidRequestError for values that are invalid for every model."""
         for name, (least, most) in _RANGES.items():
             value: object = getattr(self, name)
-            if value is None and name not in ("queue_limit", "default_max_tokens"):
+            if value is None and name not in ("max_waiting", "default_max_tokens"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
                 raise _wrong(name, f"a whole number of {least:,} to {most:,}", value)

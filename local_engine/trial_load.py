@@ -119,7 +119,7 @@ def attempt(path: Path, adapters: Sequence[str] = (), *, own_template: bool = Tr
         context = min(_CONTEXT, trained) if isinstance(trained, int) else _CONTEXT
         loras = tuple(LoraAdapter(adapter) for adapter in adapters)
         template = None if own_template else "chatml"  # a built-in template, which is valid
-        options = LocalOptions(context_length=context, threads=1, adapters=loras, chat_template=template)
+        options = LocalOptions(max_model_len=context, threads=1, adapters=loras, chat_template=template)
         with LocalEngine.load(path, options) as engine:
             tokens = header.arrays.get("tokenizer.ggml.tokens")
             for token in range(0 if tokens is None else tokens.length):

@@ -288,7 +288,7 @@ def parse_chat(body: bytes) -> ChatRequest:
 
 def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
     """Check a decoded chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
-    request = convert(function_tools(whole_turns(fields)), ChatRequest)
+    request = convert(function_tools(whole_turns(fields, has_custom_tools=False)), ChatRequest)
     for name, value in (options := request.chat_template_kwargs or {}).items():
         options[name] = SWITCHES.get(str(value).lower(), value)  # a template would read the text "false" as true
     check_messages(

@@ -49,7 +49,7 @@ def plain_words(error: Exception | str, renamed: Mapping[str, str] = MappingProx
     if (value := fault.removeprefix("Invalid enum value ").removeprefix("Invalid value ")) != fault:
         return f"{subject} does not accept {value}"
     if fault == _NAME:
-        return f"{subject} may have 1 to 64 letters, digits, dots, underscores and hyphens"
+        return f"{subject} must have 1 to 64 letters, digits, dots, underscores and hyphens"
     if fault == "Invalid RFC3339 encoded date":
         return f"{subject} must be a date such as 2026-01-31"
     pattern = fault.removeprefix("Expected `str` matching regex ")

@@ -41,7 +41,9 @@ OF_CLOUD_URL: Mapping[str, Any] = MappingProxyType(
     }
 )
 #: Current name of a setting by its former name.
-_RENAMED = MappingProxyType({"middle": "middle_tiers", "tool_parser": "tool_call_parser"})
+_RENAMED = MappingProxyType(
+    {"middle": "middle_tiers", "tool_parser": "tool_call_parser", "context_length": "max_model_len"}
+)
 #: Settings that determine the gates: after a change, the gates are loaded again.
 GATE_SETTINGS = frozenset({*TARGETS, "confidence_signal", "promise", "policy", "allow_foreign_policy", "prices"})
 #: Settings that may change while a router runs.
@@ -72,7 +74,7 @@ class LocalModelOptions:
     """Options of the local model in this process. The engine or `updraft tune` chooses options that are not set."""
 
     # Context length: tokens of prompt and answer together.
-    context_length: int | None = None
+    max_model_len: int | None = None
     # Number of compute threads.
     threads: int | None = None
     # Number of layers on a GPU; 0 for none.
@@ -369,10 +371,9 @@ def read_key(path: Path) -> str:
     try:
         key = read_text(path.expanduser(), ConfigurationError).strip()
     except OSError as error:
-        reason = f"cannot be read: {error.strerror}"
-        raise ConfigurationError(f"The key file {path} {reason}.", param="cloud_api_key_file") from error
+        raise ConfigurationError(f"The key file {path} cannot be read: {error.strerror}.") from error
     if not key:
-        raise ConfigurationError(f"The key file {path} is empty.", param="cloud_api_key_file")
+        raise ConfigurationError(f"The key file {path} is empty: write the key into it.")
     return key
 
 

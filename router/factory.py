@@ -289,7 +289,7 @@ def options_of(config: RouterConfig) -> LocalOptions:
 
     device = config.local_options
     return LocalOptions(
-        context_length=device.context_length,
+        max_model_len=device.max_model_len,
         threads=device.threads,
         gpu_layers=device.gpu_layers,
         kv_cache_type=cast("KvCacheType | None", device.kv_cache_type),

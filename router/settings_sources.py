@@ -19,7 +19,7 @@ from ..protocol.safety.private_files import has_file, restrict_to_owner
 from ..protocol.safety.system import is_changeable_by_others
 from ..protocol.validation_messages import plain_words
 from .config import OF_CLOUD_URL, TARGETS, CloudTierConfig, RouterConfig
-from .request.json_narrowing import rows, table
+from .request.json_narrowing import object_of, rows, table
 
 _KNOWN = tuple(item.name for item in fields(RouterConfig))
 _HINTS: dict[str, Any] = get_type_hints(RouterConfig)
@@ -97,7 +97,7 @@ def _merge(into: dict[str, Any], update: dict[str, Any], source: str) -> None:
             into[name] = {**into.get(name, {}), **given}
         else:
             into[name] = None if name in _OPTIONAL and value in ("", "none") else value
-    for model, price in (table(into.get("prices", {}).get("models")) or {}).items():
+    for model, price in object_of(into.get("prices", {}).get("models")).items():
         _table(price, Price, f"prices.models.{model} in {source}")
 
 
@@ -115,6 +115,7 @@ def _table(value: Any, kind: type[Any], source: str) -> dict[str, Any]:
     given = table(value)
     if given is None:
         raise ConfigurationError(f"{source} must be a table of {', '.join(known)}.")
+    RouterConfig.check_renamed(given, f" in {source}")
     _refuse_unknown(given, known, source)
     return given
 

@@ -76,7 +76,7 @@ class DetokenizeResponse(msgspec.Struct):
 
 def parse_tokenize(body: bytes) -> TokenizeRequest:
     """Decode and check a request. Raises InvalidRequestError."""
-    request = convert(function_tools(whole_turns(read_object(body))), TokenizeRequest)
+    request = convert(function_tools(whole_turns(read_object(body), has_custom_tools=False)), TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("Give either prompt or messages.", param="prompt", code="invalid_value")
     if request.messages is not None:

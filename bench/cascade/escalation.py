@@ -30,7 +30,7 @@ _WARM_UP = 3
 
 @dataclass(frozen=True, slots=True)
 class DraftedQuestion:
-    """The cloud's reply to one request: seconds until the reply ends, its text, and the usage in it."""
+    """The cloud's reply to one request: time in seconds until the reply's end, text and usage."""
 
     seconds: float
     text: str
@@ -39,7 +39,7 @@ class DraftedQuestion:
 
 @dataclass(slots=True)
 class EscalationFigures:
-    """The replies to one escalated question, by arm (`draft`, `none` or `useless`), one reply per round."""
+    """Replies to one escalated question by arm (`draft`, `none` or `useless`); each arm has one reply per round."""
 
     questions: dict[str, list[DraftedQuestion]] = field(default_factory=lambda: {arm: [] for arm in _ARMS})
 
@@ -52,12 +52,12 @@ class EscalationFigures:
 
 
 class ComparisonTier:
-    """A cloud tier that repeats each request that has a draft, once per arm and round, and returns the last reply.
+    """A cloud tier that repeats requests with a draft, once per arm and round, and returns the last reply.
 
     Arm `useless` sends the reversed draft. Every request has its own cache salt, so that no prefix cache is hit.
     """
 
-    continues = False  # no request asks the cloud to continue a partial answer
+    continues = False  # the tier never continues a partial answer
 
     def __init__(self, cloud: CloudTier, rounds: int) -> None:
         self.escalations: list[EscalationFigures] = []
@@ -110,7 +110,7 @@ class ComparisonTier:
 
 
 async def measure(config: RouterConfig, questions: Sequence[Question], rounds: int, say: Say) -> dict[str, float]:
-    """Ask the questions greedily, one at a time. Return figures over the ones that the router escalates with a draft.
+    """Ask the questions greedily, one at a time. Return figures over the questions that are escalated with a draft.
 
     Raises EngineError if no question was escalated with a draft.
     """

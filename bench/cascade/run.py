@@ -36,7 +36,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One part of a benchmark: questions for one model, at most `concurrency` at a time."""
+    """One part of a benchmark: questions for one model, of which at most `concurrency` are in flight."""
 
     name: str
     model: Model

@@ -1,1 +1,1 @@
-"""`updraft bench engine`: the cloud engine compared with its peers."""
+"""`updraft bench engine`: the cloud engine compared with transformers."""

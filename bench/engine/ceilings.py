@@ -24,7 +24,7 @@ class MatrixProducts:
     def __init__(self, model: Decoder) -> None:
         self.weight_bytes = sum(parameter.nbytes for parameter in model.parameters())
         if not model.config.tie_word_embeddings:
-            self.weight_bytes -= model.embed_tokens.weight.nbytes  # a step reads only a few of the embeddings
+            self.weight_bytes -= model.embed_tokens.weight.nbytes  # a step reads only a few rows of the embeddings
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         self._dtype, self._device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
         self._layers = [
@@ -47,7 +47,7 @@ class MatrixProducts:
                 forms[form](inputs[size])
 
         computes = [partial(compute, form) for form in range(min(len(forms) for _, forms in layers))]
-        if self._device.type == "cuda":  # as in the engine, so that the GPU never waits for launches
+        if self._device.type == "cuda":  # a CUDA graph, as in the engine, so that the GPU never waits for launches
             record = CudaRecorder()
             computes = [record(compute) for compute in computes]
         return min(_seconds(self._device, compute) for compute in computes * 3)

@@ -1,4 +1,4 @@
-"""Drives requests through an engine and times them."""
+"""Sends requests through an engine and measures the time."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def invariance_figures(folder: Path, dtype: torch.dtype, requests: Sequence[Work
     without the mode, the share of greedy answers that differ between a request alone and in a batch.
     `divergence_rate_invariant`: the same share with the mode; it must be 0.
     """
-    plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # each mode packs one model
+    plain, invariant = (ServedModel(load_model(folder, dtype=dtype)) for _ in range(2))  # one per mode: packing differs
     pairs = [
         (_served(invariant, requests, invariant=True), _served(plain, requests, invariant=False))
         for _ in range(_ROUNDS)

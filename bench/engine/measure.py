@@ -36,7 +36,7 @@ from .step_times import measured_step_time, simulation_errors
 
 #: Settings to try with transformers' continuous batching: (blocks of 256 tokens, tokens per step). The best one counts.
 CB_SETTINGS = ((64, 512), (128, 1024), (128, 2048))
-#: The same for a CUDA device, which has more memory.
+#: Settings to try on a CUDA device, which has more memory.
 CB_SETTINGS_CUDA = ((1024, 4096), (1024, 8192))
 Say = Callable[[str], None]
 Figures = dict[str, float]
@@ -62,7 +62,7 @@ class EngineBenchOptions:
     draft_shape: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises ConfigurationError for unknown groups, groups that the device does not support, and unknown shapes."""
+        """Raise ConfigurationError for unknown groups, groups that the device does not support, and unknown shapes."""
         for group in self.only:
             if group not in GROUPS:
                 raise ConfigurationError(f"Unknown group {group!r}: choose from {', '.join(GROUPS)}.", param="only")
@@ -81,7 +81,7 @@ class EngineBenchOptions:
 
 
 def measure(options: EngineBenchOptions, say: Say, keep: Callable[[Figures], None] = lambda _: None) -> Figures:
-    """Return figures by name; `vs_*`: our tokens per second over the peer's. After each group, `keep` gets them."""
+    """Return figures by name; `vs_*`: our speed over the peer's. `keep` is called with all figures after each group."""
     keep_freed_memory()  # as a deployed engine does; the peers benefit too
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -95,7 +95,7 @@ def measure(options: EngineBenchOptions, say: Say, keep: Callable[[Figures], Non
 
 
 class _EngineBench:
-    """The parts of a measurement, built on first use, and the groups of figures that need several of these parts."""
+    """Measures groups of figures. The model, engines and requests that groups share are built on first use."""
 
     def __init__(self, options: EngineBenchOptions, say: Say) -> None:
         self.options, self.say = options, say
@@ -108,7 +108,7 @@ class _EngineBench:
     def _model_and_products(self) -> tuple[Decoder, MatrixProducts]:
         """Build the model and its matrix products before any engine rearranges the weights."""
         options = self.options
-        needs_folder = not {"start", "invariance", "peers"}.isdisjoint(options.groups)  # for peers and child processes
+        needs_folder = not {"start", "invariance", "peers"}.isdisjoint(options.groups)  # peers and children load it
         if needs_folder or options.shape == "pocket":
             model = load_model(self.folder, dtype=DTYPES[options.dtype], device=options.device)
         else:
@@ -186,7 +186,7 @@ class _EngineBench:
 
 
 class _PeerRatios:
-    """Ratios of the peers' seconds to our engine's. Ours is timed before and after, as speed varies."""
+    """Ratios of the peers' seconds to our engine's. Our engine is timed before and after, as speed varies."""
 
     def __init__(self, engine: Callable[[], float], say: Say) -> None:
         self._engine, self._say = engine, say

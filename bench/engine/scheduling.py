@@ -91,7 +91,7 @@ def kv_waste(workload: Workload, running: int = 64) -> float:
 def _played(
     requests: Sequence[WorkloadRequest], config: EngineConfig
 ) -> Iterator[tuple[Scheduler, KVCacheManager, tuple[int, int]]]:
-    """Schedule all requests, without a model. Yield (scheduler, cache, (tokens computed, tokens sampled)) per step."""
+    """Schedule all requests without a model. Yield (scheduler, cache, (tokens computed, tokens sampled)) per step."""
     blocks = config.num_gpu_blocks_override or sum(
         (len(work.prompt) + work.output) // config.block_size + 1 for work in requests
     )

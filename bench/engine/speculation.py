@@ -175,7 +175,7 @@ class _Stream:
 
 
 def _alternate(plain: _Stream, drafting: _Stream) -> tuple[list[float], float]:
-    """Run both in turns. Return speed ratios of `drafting` to `plain`, and the median speed of `drafting`."""
+    """Run both engines in turns. Return speed ratios of `drafting` to `plain`, and the median speed of `drafting`."""
     plain.run(_BLOCK_S)
     drafting.run(2 * _BLOCK_S)
     pairs: list[tuple[float, float]] = []

@@ -42,7 +42,7 @@ def sampled_over_greedy(model: Decoder, requests: Sequence[WorkloadRequest], run
 
 
 def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: int = 5) -> dict[str, float]:
-    """Measure the decoding speed of one and of eight sequences, and the share of memory bandwidth that one uses.
+    """Measure the decoding speed of one and of eight sequences, and the share of memory bandwidth for one sequence.
 
     Figures are medians of `rounds`. The bandwidth is measured before and after each round.
     """
@@ -122,7 +122,7 @@ def _warm_over_cold(model: Decoder, length: int) -> float:
 def _decode_speed(model: Decoder, batch: int, tokens: int) -> float:
     engine = make_engine(model, _SMALL)
     add(engine, [WorkloadRequest([number + 1] * 16, tokens) for number in range(batch)])
-    engine.step()  # prefill
+    engine.step()  # the prefill step
     started = time.perf_counter()
     while engine.has_work:
         engine.step()

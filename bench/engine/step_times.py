@@ -1,4 +1,4 @@
-"""Step times for `updraft plan`, and the error of its simulation against a real engine under the same load."""
+"""Step times for `updraft plan`, and errors of the plan's simulation compared with a real engine."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from .driving import GREEDY, engine_config
 LOADS = (0.3, 0.6, 0.9)
 Clock = Callable[[], float]
 _ROUNDS = 2
-_MAX_OUTPUT = 32  # tokens
-_TURN = 40  # steps
+_MAX_OUTPUT = 32  # maximum tokens per answer
+_TURN = 40  # other steps measured in one call of `turn`
 _QUANTILES = {"p50": 50, "p99": 99}
 
 
@@ -113,18 +113,18 @@ def simulation_errors(model: Decoder, running: int, workload: Workload, say: Cal
     other_workload = chain.from_iterable(measured_steps(model, running, workload, clock, seed) for seed in count(1))
     requests = draw(workload, model.config.vocab_size)
     config = engine_config(len(requests), running)
-    # With few blocks, requests reuse memory as in a long-running node; the first use of memory takes extra time.
+    # With few blocks, requests reuse memory as in a long-running node. (The first use of memory takes extra time.)
     num_blocks = running * (max(len(work.prompt) + work.output for work in requests) // config.block_size + 1)
     config = replace(config, num_gpu_blocks_override=num_blocks)
     measured = list(measured_steps(model, running, workload, clock, 0))
-    least = len(measured)  # enough steps to cover batches of every size
+    least = len(measured)  # number of steps that covers batches of every size
     shape = NodeShape(config, fit(measured), num_blocks)
     all_now = [PlannedRequest(0.0, len(work.prompt), work.output) for work in requests]
     random = np.random.default_rng(workload.seed)
     real: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
     simulated: dict[float, list[list[SimulatedAnswer]]] = {load: [] for load in LOADS}
     for load in LOADS * _ROUNDS:
-        fastest = len(requests) / max(served.last_s or 0.0 for served in simulate(all_now, shape, 1)[0])  # so far
+        fastest = len(requests) / max(served.last_s or 0.0 for served in simulate(all_now, shape, 1)[0])  # estimated
         arrived = np.cumsum(random.exponential(1 / (load * fastest), len(requests)))
         trace = [
             PlannedRequest(float(at_s), len(work.prompt), work.output)

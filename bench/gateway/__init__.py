@@ -1,1 +1,1 @@
-"""`updraft bench gateway` and `affinity`: the gateway's overhead, and the node it picks for each request."""
+"""`updraft bench gateway` and `updraft bench affinity`: the gateway's overhead, and its choice of nodes."""

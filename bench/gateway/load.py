@@ -100,7 +100,7 @@ def request_for(url: str, key: str, *, stream: bool, tokens: int = 0) -> bytes:
 async def drive(
     url: str, request: bytes, concurrency: int, seconds: float, *, load: LoadResult | None = None
 ) -> LoadResult:
-    """Keep `concurrency` connections busy for `seconds`; each finishes its last request. `load` is updated live."""
+    """Keep `concurrency` connections busy for `seconds`, then finish their last requests. `load` is updated live."""
     loop = asyncio.get_running_loop()
     load = LoadResult() if load is None else load
     began, ended, left = time.perf_counter(), loop.create_future(), concurrency

@@ -82,7 +82,7 @@ def _figures_of(server: Server, options: GatewayBenchOptions, say: Callable[[str
         figures["memory"] = asyncio.run(_memory(server, options.memory_seconds))
         figures["memory_of_streams"] = asyncio.run(_memory(server, options.memory_seconds, _SHORT_STREAM))
     best = max(figures[f"c{concurrency}"]["requests_per_s"] for concurrency in options.concurrencies)
-    figures["frontier"] = _frontier(server, best, min(options.seconds, _FRONTIER_S))  # last, as requests may outlive it
+    figures["frontier"] = _frontier(server, best, min(options.seconds, _FRONTIER_S))  # last: requests may outlive it
     say(f"{server.name}: { {name: figure for name, figure in figures.items() if not name.startswith('c')} }")
     return figures
 
@@ -139,7 +139,7 @@ async def _memory(server: Server, seconds: float, stream_tokens: int = 0) -> Fig
 def _overload(gateway_core: int, load_core: int, seconds: float) -> Figures:
     """Measure a saturated node, and the answers that it still gives under five times the load it can handle."""
     seconds = max(1, round(seconds / _ANSWER_S)) * _ANSWER_S  # a multiple of the time per answer
-    limits = ("--node-concurrency", str(_SLOTS), "--max-waiting", str(_SLOTS))
+    limits = ("--max-concurrency-per-node", str(_SLOTS), "--max-waiting", str(_SLOTS))
     with (
         stub(load_core, "--slots", str(_SLOTS), "--delay-s", str(_ANSWER_S)) as node,
         TemporaryDirectory() as name,

@@ -21,7 +21,7 @@ from ...cloud_engine.gateway.access.principal import Limits
 from ...protocol.safety.python_process import python_command
 
 _READY_S = 180.0
-_LIMITS = Limits(requests_per_minute=10**9, tokens_per_minute=10**12, concurrent=10**6, usd_per_day=1e9)
+_LIMITS = Limits(requests_per_minute=10**9, tokens_per_minute=10**12, max_concurrency=10**6, usd_per_day=1e9)
 _PRICES = '[[prices]]\nmodel = "stub"\ninput = 1\noutput = 1\n'
 _NGINX = """
 worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log; daemon off;
@@ -77,12 +77,12 @@ def stub(core: int, *options: str) -> Generator[Server]:
 
 @contextmanager
 def updraft(node: str, core: int, folder: Path, *options: str) -> Generator[Server]:
-    """Start our gateway, with a key that has every kind of limit, each too high to be reached."""
+    """Start our gateway with a key that has a limit of every kind, each too high to be reached."""
     keys, prices = folder / "keys.sqlite3", folder / "prices.toml"
     _, key = KeyDatabase(keys).create(NewKey("bench", limits=_LIMITS), "bench")
     prices.write_text(_PRICES)
     command = python_command("-m", "updraft", "gateway", "--port", "0", "--node", node, "--exit-with-parent")
-    command += ["--keys", str(keys), "--db", str(folder / "usage.sqlite3"), "--prices", str(prices), *options]
+    command += ["--keys", str(keys), "--ledger", str(folder / "usage.sqlite3"), "--prices", str(prices), *options]
     with _started("updraft", command, core) as process:
         yield Server("updraft", _announced_url(process), key, psutil.Process(process.pid))
 
@@ -100,7 +100,7 @@ def nginx(node: str, core: int, folder: Path) -> Generator[Server]:
 
 @contextmanager
 def litellm(python: Path, node: str, core: int, folder: Path) -> Generator[Server]:
-    """Start LiteLLM's proxy with a master key but no database, so without the work that budgets need."""
+    """Start LiteLLM's proxy with a master key but without a database, and so without the work for budgets."""
     port, config = free_port(), folder / "litellm.yaml"
     config.write_text(_LITELLM.format(node=node))
     command = [str(python.with_name("litellm")), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]

@@ -1,4 +1,4 @@
-"""Stub of a node for `updraft bench gateway`, with the least work per request that HTTP allows. Runs as a process."""
+"""Stub of a node for `updraft bench gateway`, a process that does as little per request as HTTP allows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _Slots:
         self._delay_s = delay_s
 
     def answers_at(self, now: float) -> float:
-        """Return the time at which a request that arrives `now` is answered, by the first slot that becomes free."""
+        """Return the time at which a request that arrives at `now` is answered, by the first slot that becomes free."""
         at = max(now, self._free_at[0]) + self._delay_s
         heapq.heapreplace(self._free_at, at)
         return at
@@ -106,7 +106,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--frames", type=int, default=100)
     parser.add_argument("--interval-s", type=float, default=0.02)
-    parser.add_argument("--slots", type=int, default=0, help="Slots for unstreamed answers; 0: unlimited.")
+    parser.add_argument("--slots", type=int, default=0, help="Number of unstreamed answers at a time; 0: unlimited.")
     parser.add_argument("--delay-s", type=float, default=0.0, help="Seconds per answer in a slot.")
     given = parser.parse_args()
     asyncio.run(_serve(given.frames, given.interval_s, _Slots(given.slots, given.delay_s) if given.slots else None))

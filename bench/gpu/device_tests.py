@@ -17,7 +17,7 @@ _NOTHING_RAN = 5  # pytest's exit status if no test ran
 
 
 def main(folders: Sequence[str]) -> int:
-    """Run the tests; return 0 if there are tests and all pass. Each file's output is shown in full once it ends."""
+    """Run the tests; return 0 if there are tests and all pass. The output of each file is shown when its tests end."""
     files = sorted(str(path) for folder in folders for path in Path(folder).glob("test_*.py"))
     with tempfile.TemporaryDirectory(prefix="updraft-gpu-tests-") as folder:
         logs = [Path(folder) / str(number) for number in range(len(files))]

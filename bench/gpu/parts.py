@@ -1,7 +1,7 @@
 """`make gpu`: the tests that need a CUDA device, then every measurement that needs one, in parts.
 
-All parts together take at most ten minutes. Each part has its own time limit and runs even if others fail. Its figures
-are written to `<gpu>-<date>-<part>.json` as soon as they are known. A summary table comes last.
+All parts together take at most ten minutes. Each part has its own time limit and runs even if others fail. The figures
+of a part are written to `<gpu>-<date>-<part>.json` as soon as they are known. A summary table comes last.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Summary table of `make gpu`: every figure that has a limit, beside the limit."""
+"""Summary table of `make gpu`: every figure that has a limit, with the limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Output file of a part: the fields of a `Report`, plus `rows` for kernels.
+#: Output of a part, read from its file: the fields of a `Report`, plus `rows` for kernels.
 Written = Mapping[str, Any]
 _MANY_BYTES = 256e6
 _MISSES = "MISSES"

@@ -40,7 +40,7 @@ _FORMATS: Mapping[str, Callable[[Tensor], QuantizedWeight]] = {
 
 
 def cases(*, short: bool) -> list[Callable[[], Case]]:
-    """Return makers of all cases, or of the most informative ones if `short`. Shapes are those of Llama 3.1 8B."""
+    """Return functions that create the cases, or only the most informative ones if `short`. Shapes: Llama 3.1 8B."""
     tokens = (1, 4096) if short else (1, 16, 64, 512, 4096)
     makers = [partial(linear_case, name, count, 28672, 4096) for name in _FORMATS for count in tokens]
     makers += [partial(linear_case, name, count, 4096, 14336) for name in _FORMATS for count in tokens if not short]
@@ -49,7 +49,7 @@ def cases(*, short: bool) -> list[Callable[[], Case]]:
 
 
 def linear_case(name: str, tokens: int, features: int, inputs: int, device: str = "cuda") -> Case:
-    """A product with quantized weights, compared with the bf16 product and, for integers, torch's product."""
+    """Return a product with quantized weights; peers: the bf16 product and, for integers, torch's product."""
     hidden = [torch.randn(tokens, inputs, device=device, dtype=_DTYPE) for _ in range(_SETS)]
     weights = [_FORMATS[name](torch.randn(features, inputs, device=device, dtype=_DTYPE)) for _ in range(_SETS)]
 
@@ -70,7 +70,7 @@ def linear_case(name: str, tokens: int, features: int, inputs: int, device: str 
 
 
 def lora_case(rows: int, adapters: int, tile_rows: int, size: int = 4096, device: str = "cuda") -> Case:
-    """LoRA adapters of a square layer, spread evenly over the rows, compared with one product per adapter."""
+    """Return LoRA adapters of a square layer, spread evenly over the rows; peer: one product per adapter."""
     plan = LoraPlan(rows, adapters, torch.device(device), tile_rows=tile_rows)
     plan.assign(np.arange(rows) % adapters)
     down = [torch.randn(adapters, _RANK, size, device=device, dtype=_DTYPE) for _ in range(_SETS)]
@@ -122,7 +122,7 @@ def _stored(weight: QuantizedWeight) -> int:
 
 
 def row_cases(*, short: bool) -> list[Callable[[], Case]]:
-    """Memory-bound kernels that read rows once: norms, gated activations, and sampling from logits."""
+    """Return memory-bound kernels that read rows once: norms, gated activations, and sampling from logits."""
     rows = (8192,) if short else (256, 8192)
     makers = (norm_case, add_norm_case, gated_case)
     over_rows = [partial(make, count) for make in makers for count in rows]
@@ -172,7 +172,7 @@ def gated_case(rows: int, size: int = _INTERMEDIATE, device: str = "cuda", activ
 
 
 def sample_case(rows: int, vocabulary: int = _VOCABULARY, device: str = "cuda") -> Case:
-    """Sampling at temperature 1 without truncation; the peer is one multinomial draw from the softmax."""
+    """Return sampling at temperature 1 without truncation; peer: one multinomial draw from the softmax."""
     logits = [torch.randn(rows, vocabulary, device=device) for _ in range(_SETS)]
     sampling = Sampling(
         temperatures=torch.ones(rows, dtype=torch.float64, device=device),

@@ -135,7 +135,7 @@ def measure(
 
 
 def rows_of(case: Case, ceilings: Ceilings, clock: Clock) -> Iterator[Row]:
-    """Yield our row, then a row per peer. Errors of our kernel are raised; a peer that cannot run gets a note."""
+    """Yield our row, then a row per peer. If our kernel fails, the error is raised; a failing peer gets a note."""
     yield Row.of(case, OURS, Times.of(clock(case.run, case.sets)), ceilings)
     for name, make in case.peers.items():
         try:

@@ -1,1 +1,1 @@
-"""`updraft bench local`: the on-device engine compared with its peers."""
+"""`updraft bench local`: the on-device engine compared with other runners of the same model files."""

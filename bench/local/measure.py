@@ -1,6 +1,6 @@
-"""`updraft bench local`: the on-device engine and all other runners of its files, in one run.
+"""`updraft bench local`: the on-device engine and other runners of the same model files, in one run.
 
-`_over_` figures are ours divided by the peer's (speed, seconds or bytes): the median of rounds in turns.
+Figures with `_over_` divide our speed, seconds or bytes by the peer's. They are medians of rounds that alternate.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ class _Bench:
         }
 
     def _gaps(self) -> dict[str, float]:
-        """Measure the gaps of three streams during the prefill of a quarter of a context longer than elsewhere."""
+        """Measure the gaps of three streams during the prefill of a long prompt: a quarter of an enlarged context."""
         trained = int(read_header(self._setup.path).hyperparameter("context_length") or _CONTEXT)
         setup = replace(self._setup, context_length=min(4 * _CONTEXT, trained))
         with self._engine(setup) as engine:
@@ -209,7 +209,7 @@ class _Bench:
 
     def _engine(self, setup: Setup | None = None) -> LocalEngine:
         setup = setup or self._setup
-        options = LocalOptions(context_length=setup.context_length, threads=setup.threads, kv_cache_type="f16")
+        options = LocalOptions(max_model_len=setup.context_length, threads=setup.threads, kv_cache_type="f16")
         return LocalEngine.load(setup.path, options)
 
     def _digits(self, count: int) -> str:

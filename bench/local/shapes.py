@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ...local_engine.llama.library import llama
 from ...protocol.errors import ModelLoadError
 
-_BLOCK = 32  # values of Q8_0 per scale
+_BLOCK = 32  # number of Q8_0 values that share a scale
 _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 

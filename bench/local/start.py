@@ -12,7 +12,7 @@ from ...protocol.sampling import SamplingParams
 
 
 def main(path: str, context_length: int, threads: int) -> None:
-    options = LocalOptions(context_length=context_length, threads=threads, kv_cache_type="f16")
+    options = LocalOptions(max_model_len=context_length, threads=threads, kv_cache_type="f16")
     with LocalEngine.load(path, options) as engine:
         next(engine.start_text("0123456789", SamplingParams(max_tokens=1, temperature=0)))
         _print("first token")

@@ -1,9 +1,9 @@
 """Checks calibrated guarantees against populations of known risk, and on halves of graded rows.
 
-The test subject is `operating_point`, which computes a router's thresholds from rows. In these rows the cloud is always
-right. The risk is the share of requests that stay local although only the cloud was right, and a quality target of
-1 - alpha promises a risk of at most alpha. A promise of kind `level` is broken if the *true* risk exceeds alpha, one of
-kind `mean` (decision 034) if the mean of the true risks over calibrations exceeds alpha.
+The tested code is `operating_point`, which computes a router's thresholds from rows. In these rows the cloud is always
+right. The risk is the share of requests that stay local although only the cloud was right. A quality target of 1 -
+alpha promises a risk of at most alpha. A promise of kind `level` is broken if the *true* risk exceeds alpha. A promise
+of kind `mean` (decision 034) is broken if the mean true risk of many calibrations exceeds alpha.
 """
 
 from __future__ import annotations

@@ -26,12 +26,12 @@ from .robustness import busy_processes, long_prompts, timed, unchanged_by_noise
 
 _QUALITIES = (0.9, 0.95, 0.98)
 _NOISY = 500
-_SPLIT = 2_000  # number of rows that are split in halves
+_SPLIT = 2_000  # number of rows to split in halves
 _LINE = 4  # characters per piece of a streamed answer
 
 
 def measure(tasks: int, draws: int, beside: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return figures over `draws` times `tasks` unseen tasks. `beside`: number of busy processes during timing."""
+    """Return figures over `draws` times `tasks` unseen tasks. `beside`: number of busy processes while timing."""
     policy = Policy.load(pocket.policy_folder())
     rows: list[GradedRow] = []
     for seed in range(draws):

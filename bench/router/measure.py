@@ -212,7 +212,7 @@ def _probability(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str,
 
 
 def _strata(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str, float]:
-    """Return ranking and calibration for code, mathematics and each script of the other rows, if frequent enough."""
+    """Return ranking and calibration for code, mathematics, and each script of other rows, if there are enough rows."""
     gain = gains(rows)
     kinds = np.array([_kind(row.prompt) for row in rows])
     strata: dict[str, float] = {}

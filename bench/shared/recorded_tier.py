@@ -53,7 +53,7 @@ class RecordedGeneration:
 
     def __init__(self, recorded: RecordedAnswer) -> None:
         self._recorded = recorded
-        self._count = len(recorded.signals) - (recorded.finish_reason != "length")  # without the end token
+        self._count = len(recorded.signals) - (recorded.finish_reason != "length")  # without the end-of-answer token
         self.answer = LocalAnswer(prompt_tokens=recorded.prompt_tokens, prompt_hidden=recorded.prompt_hidden)
 
     def __aiter__(self) -> RecordedGeneration:

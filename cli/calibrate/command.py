@@ -34,7 +34,7 @@ def calibrate(
         ),
     ] = None,
     live: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Ask both tiers the first N of --prompts, grade the answers.")
+        int | None, typer.Option(min=1, metavar="N", help="Ask both tiers the first N prompts; grade the answers.")
     ] = None,
     prompts: Annotated[
         Path | None,
@@ -57,7 +57,7 @@ def calibrate(
     judge: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="Model that compares free-text answers. [embeddings if installed, else shared words]"
+            metavar="MODEL", help="Model that compares free-text answers. [none: embeddings, or else shared words]"
         ),
     ] = None,
     judge_url: Annotated[
@@ -86,9 +86,9 @@ def calibrate(
     """Learn which prompts your local model can answer itself, and what a target costs.
 
     Use graded prompts (--data), ask both tiers your prompts (--live), or use requests that the router recorded
-    (--from-log). With --live, both replies are compared with the line's "answer". Without "answer" the cloud's reply
-    counts as right, and the local reply if it agrees; --judge compares longer replies. Budgets and privacy rules
-    apply. Run the same command again to resume an interrupted --live.
+    (--from-log). With --live, both replies are compared with the "answer" of the prompt. Without "answer", the
+    cloud's reply counts as right, and the local reply counts as right if both agree; --judge compares longer replies.
+    Budgets and privacy rules apply. Run the same command again to resume an interrupted calibration.
 
     Needs at least 100 prompts; a promise of quality 0.95 needs about 130, the default of 0.98 about 300. Needs
     pip install '.[calibrate]' in a clone of Updraft.
@@ -107,7 +107,7 @@ def calibrate(
     if judge is None and (judge_url or judge_api_key_env or judge_api_key_file):
         raise ConfigurationError("--judge-url, --judge-api-key-env and --judge-api-key-file need --judge MODEL.")
     if judge is not None and data is not None:
-        raise ConfigurationError("--judge cannot be used with --data: those rows are graded already.")
+        raise ConfigurationError("--judge cannot be used with --data: the rows of --data are graded already.")
     if plot is not None and plot.suffix != ".png":
         raise ConfigurationError("--plot writes PNG: give it a file name that ends in .png.")
     if plot is not None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .spending import Spending
 
 _REFUSALS = (401, 403, 404)  # wrong key or model name, so every prompt would fail
-_BILLED_PERHAPS = (408, 504)
+_BILLED_PERHAPS = (408, 504)  # timeouts: the cloud may have generated an answer
 _ANSWER_BYTES = 4096  # assumed answer size in cost estimates
 
 
@@ -211,7 +211,7 @@ def _body(messages: Messages) -> dict[str, Any]:
 
 
 async def _run(local: LocalTier, prompt: Prompt) -> AnsweredPair:
-    """Let the local model answer. Return its answer and signals; the half for the cloud stays empty."""
+    """Let the local model answer. Return its answer and signals; the cloud's fields stay empty."""
     run = await local.start(prompt.messages, SamplingParams())  # the defaults, as for a request without parameters
     try:
         async for _token in run:

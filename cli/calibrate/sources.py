@@ -70,13 +70,13 @@ class CalibrationRun:
     rows: list[GradedRow]
     models: dict[str, str]
     source: Source
-    # Description of the grading method.
+    # How the rows were graded, in words.
     grading: str
     # Metrics for the policy's card.
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     # Lines to print after the description of the policy.
     notes: tuple[str, ...] = ()
-    # Callbacks for success and for failure of the calibration.
+    # Called after the policy was made, and after a failure or an interruption.
     done: Callable[[], None] = lambda: None
     stopped: Callable[[], None] = lambda: None
 
@@ -90,7 +90,7 @@ def from_file(data: Path, weak: str | None, strong: str | None, config: RouterCo
 
 
 def from_log(config: RouterConfig, log: Path, judging: JudgeOptions) -> CalibrationRun:
-    """Return graded rows of recorded requests that were sampled at random and answered by both tiers, with texts."""
+    """Return graded rows of recorded requests that have texts, were sampled at random and answered by both tiers."""
     from ...classifier.graded_row import GradedRow
     from ...classifier.grading.grader import PairGrader
     from ...classifier.online.experience import ExperienceStore
@@ -106,7 +106,7 @@ def from_log(config: RouterConfig, log: Path, judging: JudgeOptions) -> Calibrat
         counts = experience.pairs()
     if not observations:
         known_pairs = ", ".join(f"{pair} ({n})" for pair, n in counts.items()) or "no pair"
-        raise ConfigurationError(f"{log} has no requests of {pair_name(models)}. It has {known_pairs}.")
+        raise ConfigurationError(f"{log} has no requests of {pair_name(models)}. It holds requests of {known_pairs}.")
     even = [row for row, usable in zip(observations, representative_sample(observations), strict=True) if usable]
     rows = [row for row in even if row.messages is not None and row.answer is not None]
     _check_enough(
@@ -188,11 +188,11 @@ def ask_tiers(config: RouterConfig, file: Path, n: int, judging: JudgeOptions) -
     ]
     if len(prompts) < n:
         watch.say(f"{n - len(prompts)} of {n} prompts match a privacy rule and are not asked.")
-    _check_enough(len(prompts))  # fail before anything is paid for
+    _check_enough(len(prompts))  # fail before any request costs money
     if (needed := _prompts_for_promise(config.target)) > len(prompts):
         watch.say(
-            f"{config.target} needs at least {needed} graded prompts, {needed - len(prompts)} more than these. With "
-            "fewer prompts, every request escalates."
+            f"{config.target} needs at least {needed} graded prompts, but this run has {len(prompts)}. With too few "
+            "prompts, every request escalates."
         )
     with options.with_cloud(config, watch.say) as running:
         if running.cloud_url is None:
@@ -368,8 +368,8 @@ def _model_id(config: RouterConfig) -> str:
     served = served_model(config)
     if served is not None and not served.has_signals:
         raise ConfigurationError(
-            f"The server {config.local} gives no log-probabilities for {served.name}, and a policy needs them. "
-            "Use a server that gives them, such as llama-server, or a model file.",
+            f"The server {config.local} gives no log-probabilities for {served.name}, but a policy needs "
+            "log-probabilities. Use llama-server, for example, or a model file.",
             param="local",
         )
     return local_name(config) if served is None else served.name

@@ -52,7 +52,7 @@ class Spending:
         return 0.0 if price is None else price.of(read, answer_size(body, "chat/completions").least)
 
     def hold(self, usd: float) -> float:
-        """Reserve `usd`. Raises BudgetExceededError if this exceeds the limit."""
+        """Reserve `usd`. Raises BudgetExceededError if the sum would exceed the limit."""
         if self._limit is not None and self.spent + self._reserved + usd > self._limit + 1e-12:
             limit, spent, reserved, cost = map(plain_number, (self._limit, self.spent, self._reserved, usd))
             raise BudgetExceededError(
@@ -70,7 +70,7 @@ class Spending:
             self._on_spent(usd)
 
     def cost(self, model: str, read: int, written: int) -> float:
-        """Add an answer's tokens to `tokens`, and return its cost; 0 if the model has no price."""
+        """Add an answer's tokens to `tokens`. Return the answer's cost; 0 if the model has no price."""
         price = self._prices[model]
         self.tokens = self.tokens[0] + read, self.tokens[1] + written
         return 0.0 if price is None else price.of(read, written)

@@ -221,7 +221,7 @@ def check_tiers() -> Check:
         rest = '; no policy for this pair, so model="auto" always goes to the cloud' if uncalibrated else ""
         return f"local: {config.local or 'none'}; cloud: {config.cloud_url or 'none'}{rest}"
 
-    check = _reported("tiers", look, "updraft pull fetches a local model; docs/quickstart.md shows both tiers")
+    check = _reported("tiers", look, "updraft pull fetches a local model; docs/quickstart.md sets up both tiers")
     if uncalibrated:
         check = replace(check, fix="updraft calibrate makes a policy from your prompts (docs/guides/calibrate.md)")
     return replace(check, status="warn") if check.status == "fail" or uncalibrated else check
@@ -274,7 +274,7 @@ def check_local() -> Iterator[Check]:
         if served.has_signals:
             yield Check("local server", "ok", f"{facts}, with log-probabilities")
         else:
-            without = f'{facts}, without log-probabilities: it answers for model="local" only'
+            without = f'{facts}, without log-probabilities: it only answers requests for model="local"'
             yield Check("local server", "warn", without, "use a server with log-probabilities, such as llama-server")
 
 
@@ -299,27 +299,22 @@ def check_cloud(url: str, key: str | None) -> Check:
 
     shown = shown_url(url)
     if not endpoint.provider.capabilities.lists_models:
-        return Check("cloud", "ok", f"{shown}: {endpoint.provider.name} cannot list models, so it was not asked")
+        return Check("cloud", "ok", f"{shown}: the API {endpoint.provider.name} has no list of models to check")
     started = time.monotonic()
     try:
         reply = asyncio.run(ask())
     except (httpx.HTTPError, UpdraftError) as error:
         return Check("cloud", "fail", f"{shown}: {error}", "check the address (it usually ends in /v1) and the network")
     if reply.status_code in (401, 403):
-        return Check(
-            "cloud",
-            "fail",
-            f"{shown} refuses the API key",
-            "name the key's variable with --api-key-env NAME, or run updraft init",
-        )
+        fix = "name the key's variable with --api-key-env NAME, or run updraft init"
+        return Check("cloud", "fail", f"{shown} refuses the API key", fix)
+    fix = "check that the address ends in /v1"
     if reply.status_code != 200:
-        return Check(
-            "cloud", "fail", f"{shown}/models answers {reply.status_code}", "check that the address ends in /v1"
-        )
+        return Check("cloud", "fail", f"{shown}/models answers {reply.status_code}", fix)
     try:
         models = msgspec.json.decode(reply.content, type=_Models).data
     except msgspec.DecodeError:
-        return Check("cloud", "fail", f"{shown} is not OpenAI-compatible", "check that the address ends in /v1")
+        return Check("cloud", "fail", f"{shown} is not OpenAI-compatible", fix)
     names, took_ms = ", ".join(model.id for model in models[:5]), (time.monotonic() - started) * 1000
     return Check("cloud", "ok", f"{shown}: {names} in {took_ms:.0f} ms")
 

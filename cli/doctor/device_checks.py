@@ -64,7 +64,7 @@ def check_other_load(machine: Machine) -> Check:
     other_load = max(0.0, (after.busy - before.busy - (after.own - before.own)) / (after.wall - before.wall))
     facts = f"at most {machine.threads}; other processes use {other_load:.1f} of {machine.processors} processors now"
     if int(machine.processors - other_load + _BUSY) < machine.threads:
-        return Check("threads", "warn", facts, "stop them: the engine uses fewer threads while they run")
+        return Check("threads", "warn", facts, "stop other processes: the engine uses fewer threads while they run")
     return Check("threads", "ok", facts)
 
 
@@ -83,7 +83,7 @@ def check_memory(machine: Machine) -> Check:
         )
     facts = free if need is None else f"{free}; {name} needs {need / 1e6:,.0f} MB"
     if large:
-        return Check("memory", "warn", f"{facts}; too large now: {', '.join(large)}", "try a smaller context_length")
+        return Check("memory", "warn", f"{facts}; too large now: {', '.join(large)}", "try a smaller max_model_len")
     return Check("memory", "ok", facts)
 
 

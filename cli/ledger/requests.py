@@ -87,7 +87,7 @@ def log(
     ] = 20,
     tier: Annotated[
         Literal["local", "cloud", "none"] | None,
-        typer.Option(help="List only requests that this tier answered; none: requests without an answer."),
+        typer.Option(help="List only requests that this tier answered; none lists requests without an answer."),
     ] = None,
     ledger: LedgerPath = None,
     as_json: json_output.Flag = False,
@@ -98,7 +98,6 @@ def log(
     Examples
       updraft log
       updraft log -n 100 --tier cloud
-      updraft log --json
     """
     from ...router.accounting.explanation import facts_of, printable, time_of
 

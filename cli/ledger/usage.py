@@ -39,7 +39,7 @@ _SHOWN = {
 def usage(
     by: Annotated[
         Literal["day", "model", "tier", "key", "tenant", "node"],
-        typer.Option(help="Column by which to group the sums; tenant and node need --gateway."),
+        typer.Option(help="Column to group the sums by; tenant and node need --gateway."),
     ] = "day",
     since: Annotated[
         str | None,
@@ -61,13 +61,12 @@ def usage(
     Examples
       updraft usage --since 30d
       updraft usage --by model
-      updraft usage --json
       updraft usage --gateway gateway.sqlite3 --by key --csv
     """
     start = 0.0 if since is None else _start(since)
     if gateway is not None:
         if ledger is not None or (as_csv and as_json):
-            raise InvalidRequestError("Give at most one of --gateway and --ledger, and one of --csv and --json.")
+            raise InvalidRequestError("Give --gateway or --ledger, not both, and --csv or --json, not both.")
         _show_gateway(gateway, by, start, as_csv=as_csv, as_json=as_json, rows=rows)
         return
     from ...router.accounting.ledger import GROUPS

@@ -37,7 +37,7 @@ def resolve(name: str, *, yes: bool = False) -> str:
 
 
 def default_local() -> str | None:
-    """Return the path of smollm2, pulled after a prompt if missing. None if the settings name a model or a cloud.
+    """Return the path of smollm2, and ask to pull it if missing. None if the settings name a model or a cloud.
 
     Raises ConfigurationError if smollm2 is not pulled and there is no terminal for the prompt.
     """

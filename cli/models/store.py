@@ -88,9 +88,8 @@ def models(as_json: json_output.Flag = False) -> None:
     """List the local models: size, state, licence, source, and date of the download.
 
     \b
-    Examples
+    Example
       updraft models
-      updraft models --json
     """
     from ...local_engine.store.library import Library
 
@@ -105,7 +104,7 @@ def models(as_json: json_output.Flag = False) -> None:
 
 
 def rm(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", show_default=False)],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Models to delete.", show_default=False)],
     as_json: json_output.Flag = False,
 ) -> None:
     """Delete local models, including partial downloads.

@@ -24,7 +24,7 @@ def ledger_page() -> str:
         "Sums of the current budget periods.",
         _columns(spending),
         "## The gateway's table `usage`",
-        "One row per request to a relayed route, in the database that `updraft gateway --db` names.",
+        "One row per request to a relayed route, in the database that `updraft gateway --ledger` names.",
         _columns(USAGE),
     )
 

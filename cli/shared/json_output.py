@@ -16,7 +16,7 @@ File = Annotated[
     typer.Option(
         "--json",
         metavar="[PATH]",
-        help="Print the figures as JSON and nothing else on standard output. With PATH, write them to that file.",
+        help="Print the figures as JSON and nothing else on standard output. With PATH, write the figures to PATH.",
     ),
 ]
 

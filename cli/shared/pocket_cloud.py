@@ -66,7 +66,7 @@ def _start(folder: Path, children: list[Child], nodes: int, say: Callable[[str],
     keys = folder / "keys.sqlite3"
     _, key = KeyDatabase(keys).create(NewKey("pocket"), "updraft")
     arguments = ["gateway", *(word for url in urls for word in ("--node", url))]
-    arguments += ["--keys", str(keys), "--db", str(folder / "gateway.sqlite3")]
+    arguments += ["--keys", str(keys), "--ledger", str(folder / "gateway.sqlite3")]
     gateway = Child("gateway", "updraft", arguments, folder)
     children.append(gateway)
     return PocketCloud(f"{gateway.wait_ready(say=say)}/v1", key, started, gateway)

@@ -11,7 +11,9 @@ from ...protocol.errors import ConfigurationError
 #: Current name by former name. An entry applies to commands that have the current option but not the former option.
 RENAMED = MappingProxyType({
     "--cloud": "--cloud-url", "--cloud-key-env": "--api-key-env", "--confidence": "--promise-level",
-    "--key-env": "--app-api-key-env --api-key-env", "--key-file": "--api-key-file",
+    "--key-env": "--client-api-key-env --api-key-env", "--key-file": "--api-key-file --client-api-key-file",
+    "--app-api-key-env": "--client-api-key-env", "--app-api-key-file": "--client-api-key-file",
+    "--api-key-env": "--client-api-key-env", "--api-key-file": "--client-api-key-file",
     "--node-api-key-file": "--api-key-file", "--judge-key-env": "--judge-api-key-env",
     "--register-key-file": "--register-api-key-file", "--max-batch-size": "--max-num-seqs",
     "--token-budget": "--max-num-batched-tokens", "--context-length": "--max-model-len",
@@ -20,6 +22,10 @@ RENAMED = MappingProxyType({
     "--policy": "--scheduling-policy", "--tool-parser": "--tool-call-parser",
     "--tls-cert": "--ssl-certfile", "--tls-key": "--ssl-keyfile", "--allowed-origin": "--allowed-origins",
     "--allowed-host": "--allowed-hosts", "--running": "--max-num-seqs",
+    "--local": "--processes", "--drain-seconds": "--drain-timeout-s", "--db": "--ledger",
+    "--costs": "--step-costs", "--node-concurrency": "--max-concurrency-per-node",
+    "--concurrent": "--max-concurrency", "--concurrency": "--max-concurrency", "--seconds": "--duration-s",
+    "--memory-seconds": "--memory-duration-s", "--prefill-seconds": "--prefill-duration-s",
     "--cuda-graphs": "--no-enforce-eager", "--no-cuda-graphs": "--enforce-eager",
 })  # fmt: skip
 

@@ -57,7 +57,7 @@ def kinds_table(kinds: Mapping[str, Mapping[str, float]], names: Sequence[str]) 
 
 
 def kernels_table(rows: Sequence[Row], device: str) -> Table:
-    """Return a table with one line per implementation; the case's name is shown on its first line only."""
+    """Return a table with one line per case and implementation. A case's name is on its first line only."""
     figures = ("median\nus", "p20-p80\nus", "GB/s", "TFLOP/s", "of the\nlimit", "limited by")
     table = columns("kernel", "by", *figures, right=figures, title=f"kernels on {device}")
     shown = ""
@@ -107,7 +107,7 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 def examples_of(outcome: TaskOutcome, n: int = 5) -> list[Reply]:
     """Return up to `n` typical replies, alternating between routes and preferring kinds of question not yet chosen."""
     answered = sorted((r for r in outcome.replies if r.info is not None), key=lambda r: len(r.question.prompt + r.text))
-    # The shortest third comes last, because these exchanges are not typical.
+    # Move the shortest third of the exchanges to the end, because short exchanges are not typical.
     typical = answered[len(answered) // 3 :] + answered[: len(answered) // 3]
     of_route: dict[str, list[Reply]] = {}
     for reply in typical:

@@ -27,10 +27,11 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1024)]
 EngineKind = Literal["updraft", "vllm", "sglang"]
 _OWN = (
     *("draft", "mode", "step_costs", "tool_call_parser", "chat_template"),
-    *("max_surge_percent", "drain_seconds", "cpus", "labels"),
+    *("max_surge_percent", "drain_timeout_s", "cpus", "labels"),
 )
-#: Former names of engine settings, each with the current name.
+#: Former names of settings, each with the current name.
 _RENAMED = {
+    "tool_parser": "tool_call_parser",
     "context_length": "max_model_len",
     "num_blocks": "num_gpu_blocks_override",
     "max_batch_size": "max_num_seqs",
@@ -41,22 +42,26 @@ _RENAMED = {
     "no_prefix_caching": "enable_prefix_caching, with the opposite value",
     "cuda_graphs": "enforce_eager, with the opposite value",
     "num_threads": "threads",
+    "drain_seconds": "drain_timeout_s",
+    "db": "ledger",
+    "replicas": "workers",
+    "requests": "target_ongoing_requests",
 }
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings of the gateway. Its replicas share keys, limits and ledger as files, so all must run on one machine."""
+    """Settings of the gateway. Its workers share keys, limits and ledger as files, so all must run on one machine."""
 
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 8000
-    # Gateway processes.
-    replicas: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 2
+    # Gateway processes, or replicas on Ray.
+    workers: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORKERS)] = 2
     # Only on Ray. True: the gateway itself listens on `port`, on one machine. False: Ray's slower proxies listen there.
     direct: bool = False
     # Key database. None: keys.sqlite3 in the state folder.
     keys: str | None = None
     # Ledger: a SQLite file, or a postgresql:// URL. None: gateway.sqlite3 in the state folder.
-    db: str | None = None
+    ledger: str | None = None
     # Price file. `updraft gateway --help` explains this setting and the next three.
     prices: str | None = None
     # File with limits per key.
@@ -68,7 +73,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     # Maximum number of requests that wait for a node.
     max_waiting: Annotated[int, msgspec.Meta(ge=0)] = 256
     # Time for streams to finish when a replica is replaced, in seconds.
-    drain_seconds: Seconds = 60.0
+    drain_timeout_s: Seconds = 60.0
     # CPU cores that Ray reserves for each replica.
     cpus: Amount = 0.5
     # Labels of the machine that the replicas run on.
@@ -86,7 +91,7 @@ class Autoscaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Targets and delays of Ray's autoscaling, which runs between `replicas.min` and `replicas.max` nodes."""
 
     # Target number of requests per node, running and waiting ones together.
-    requests: Annotated[float, msgspec.Meta(gt=0)] = 8.0
+    target_ongoing_requests: Annotated[float, msgspec.Meta(gt=0)] = 8.0
     # Target share of each node's KV cache in use.
     kv_usage: Fraction = 0.8
     # Time for which the load must exceed the targets before nodes are added, in seconds.
@@ -117,7 +122,7 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     # Extra replicas allowed during an update, in percent. If 0, old replicas stop before new ones start.
     max_surge_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] = 100
     # Time for requests in flight to finish when a node stops, in seconds.
-    drain_seconds: Seconds = 60.0
+    drain_timeout_s: Seconds = 60.0
     # CPU cores that Ray reserves for each node.
     cpus: Amount = 1.0
     # GPUs that Ray reserves for each node, all on one machine.
@@ -128,9 +133,8 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def engine_config(self) -> EngineConfig:
         """Return the engine's settings. Raises ConfigurationError."""
         for unknown in sorted(self.engine.keys() - {field.name for field in fields(EngineConfig)}):
-            fault = (
-                f"{unknown} is now {_RENAMED[unknown]}" if unknown in _RENAMED else f"there is no setting {unknown!r}"
-            )
+            current = _RENAMED.get(unknown)
+            fault = f"{unknown} is now {current}" if current else f"there is no setting {unknown!r}"
             raise ConfigurationError(f"models.{self.name}.engine: {fault}.", param="engine")
         device = self.engine.get("device", "cuda" if self.devices else "cpu")
         step_ms = self.engine.get("max_step_ms")
@@ -200,8 +204,13 @@ def read_config(path: Path) -> CloudConfig:
         config = msgspec.convert(yaml.load(read_text(path, ConfigurationError), _loader(yaml)), CloudConfig)
     except OSError as error:
         raise ConfigurationError(f"Cannot read {path}: {error.strerror}.") from error
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = str(error.problem).replace("did not find expected", "expected").replace("node content", "value")
+        advice = "Check this line, and the brackets, quotes and indentation before it."
+        raise ConfigurationError(f"{path}{line}: {problem}. {advice}") from error
     except (yaml.YAMLError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"{path}: {plain_words(error, {'tool_parser': 'tool_call_parser'})}") from error
+        raise ConfigurationError(f"{path}: {plain_words(' '.join(str(error).split()), _RENAMED)}") from error
     config.check()
     return _resolved(config)
 
@@ -210,7 +219,10 @@ def _resolved(config: CloudConfig) -> CloudConfig:
     """Return the configuration with absolute paths, because replicas run in other working directories."""
     gateway = msgspec.structs.replace(
         config.gateway,
-        **{name: _absolute(getattr(config.gateway, name)) for name in ("keys", "db", "prices", "limits", "nodes_file")},
+        **{
+            name: _absolute(getattr(config.gateway, name))
+            for name in ("keys", "ledger", "prices", "limits", "nodes_file")
+        },
     )
     models = tuple(
         msgspec.structs.replace(

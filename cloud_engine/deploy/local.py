@@ -34,7 +34,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
     seen, config = file_version(file), read()
     Credentials(config.keys).prepare()
     bind_socket(config.gateway.host, config.gateway.port).close()  # check that the port is free before starting a node
-    gateway = _Server(gateway_options(config), config.gateway.drain_seconds)
+    gateway = _Server(gateway_options(config), config.gateway.drain_timeout_s)
     nodes: list[_Server] = []
     leaving: list[_Server] = []
     try:
@@ -81,7 +81,7 @@ def _update(nodes: list[_Server], config: CloudConfig) -> list[_Server]:
                 options = node_options(config, model, restart=True)
                 same = next((node for node in nodes if node.options == options and node not in unchanged), None)
                 unchanged += [same] if same else []
-                started += [] if same else [_Server(options, model.drain_seconds)]
+                started += [] if same else [_Server(options, model.drain_timeout_s)]
         if started:
             register_nodes(config, [node.process.wait_ready() for node in started], _REGISTER_S)
     except BaseException:

@@ -70,7 +70,7 @@ def application(config: CloudConfig) -> Any:
 def gateway_version(config: CloudConfig) -> str:
     """Hash the gateway's options. Ray restarts the gateway if the hash changes.
 
-    Behind proxies, Ray can change `replicas` without a restart, so the hash does not cover this option.
+    Behind proxies, Ray can change `workers` without a restart, so the hash does not cover this option.
     """
     runs, is_direct = servers.gateway_options(config), config.gateway.direct
     hashed = runs if is_direct else replace(runs, workers=1)
@@ -95,9 +95,9 @@ def gateway_options(config: CloudConfig) -> dict[str, Any]:
     gateway = config.gateway
     return {
         "name": "gateway",
-        "num_replicas": 1 if gateway.direct else gateway.replicas,
+        "num_replicas": 1 if gateway.direct else gateway.workers,
         "max_ongoing_requests": _MAX_ONGOING,
-        "graceful_shutdown_timeout_s": gateway.drain_seconds + _SHUTDOWN_S,
+        "graceful_shutdown_timeout_s": gateway.drain_timeout_s + _SHUTDOWN_S,
         "health_check_period_s": _HEALTH_S,
         "max_surge_percent": 0 if gateway.direct else 100,  # the old replica must free the port first
         "ray_actor_options": _actor(gateway.cpus, 0, gateway.labels),
@@ -109,7 +109,7 @@ def node_options(model: ModelDeployment) -> dict[str, Any]:
     options: dict[str, Any] = {
         "name": model.name,
         "graceful_shutdown_wait_loop_s": 0.5,
-        "graceful_shutdown_timeout_s": model.drain_seconds + _SHUTDOWN_S,
+        "graceful_shutdown_timeout_s": model.drain_timeout_s + _SHUTDOWN_S,
         "health_check_period_s": _HEALTH_S,
         "max_surge_percent": model.max_surge_percent,
         "ray_actor_options": _actor(model.cpus, model.devices, model.labels),
@@ -119,7 +119,7 @@ def node_options(model: ModelDeployment) -> dict[str, Any]:
         options["placement_group_strategy"] = "STRICT_PACK"
     if model.replicas.min == model.replicas.max:
         return {**options, "num_replicas": model.replicas.min}
-    targets = {"requests": scaling.requests, "kv_usage": scaling.kv_usage}
+    targets = {"requests": scaling.target_ongoing_requests, "kv_usage": scaling.kv_usage}
     policy = {"policy_function": "updraft.cloud_engine.deploy.autoscaling:LoadAutoscaler", "policy_kwargs": targets}
     options["autoscaling_config"] = {
         "min_replicas": model.replicas.min,
@@ -240,9 +240,9 @@ def check_machines(config: CloudConfig, machines: list[dict[str, Any]]) -> None:
             "to its address.",
             param="host",
         )
-    if gateway.replicas > 1 and not gateway.labels:
+    if gateway.workers > 1 and not gateway.labels:
         raise ConfigurationError(
-            "Gateway replicas share files. Set `gateway.labels` to the labels of one machine, or `replicas: 1`.",
+            "Gateway workers share files. Set `gateway.labels` to the labels of one machine, or `workers: 1`.",
             param="labels",
         )
 

@@ -45,7 +45,7 @@ class DirectGateway:
     """Runs the whole gateway in a child process that itself listens on the port; Serve only monitors the process."""
 
     def __init__(self, config: CloudConfig, *_nodes: Any) -> None:
-        self._process = ServerProcess(gateway_options(config), config.gateway.drain_seconds)
+        self._process = ServerProcess(gateway_options(config), config.gateway.drain_timeout_s)
         self._process.wait_ready()
 
     def check_health(self) -> None:
@@ -62,7 +62,7 @@ class EngineNode:
     def __init__(self, config: CloudConfig, model: ModelDeployment) -> None:
         host = ray.util.get_node_ip_address() if config.insecure else "127.0.0.1"
         options = node_options(config, model, host)
-        self._process = ServerProcess(options, model.drain_seconds)
+        self._process = ServerProcess(options, model.drain_timeout_s)
         url = self._process.wait_ready()
         headers = {"authorization": f"Bearer {Credentials(config.keys).node_key()}"}
         self._node = httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)

@@ -43,7 +43,7 @@ def llm_config(model: ModelDeployment) -> dict[str, Any]:
     autoscaling = {
         "min_replicas": replicas.min,
         "max_replicas": replicas.max,
-        "target_ongoing_requests": scaling.requests,
+        "target_ongoing_requests": scaling.target_ongoing_requests,
         "upscale_delay_s": scaling.upscale_delay_s,
         "downscale_delay_s": scaling.downscale_delay_s,
     }

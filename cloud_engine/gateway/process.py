@@ -49,7 +49,7 @@ class GatewayOptions:
     # TOML file with further nodes.
     nodes_file: Path | None = None
     # Maximum requests in flight per node; None: unlimited.
-    node_concurrency: int | None = None
+    max_concurrency_per_node: int | None = None
     # Maximum number of queued requests while all nodes are full.
     max_waiting: int = 256
     # Timeouts in seconds. `Relay` may exceed `timeout_s` by two seconds, to ask a node for the tokens used.
@@ -63,7 +63,7 @@ class GatewayOptions:
     response_cache_mb: int = 0
     workers: int = 1
     # Time for requests in flight to finish after SIGTERM, in seconds.
-    drain_seconds: float = DRAIN_S
+    drain_timeout_s: float = DRAIN_S
     # Certificate and key of the server. None: plain HTTP, allowed beyond loopback only if `insecure`.
     tls: TlsFiles | None = None
     insecure: bool = False
@@ -93,14 +93,14 @@ def run_gateway(options: GatewayOptions) -> None:
 
         def work(number: int) -> None:
             if options.exit_with_parent or options.workers > 1:
-                exit_with_parent(options.drain_seconds)
+                exit_with_parent(options.drain_timeout_s)
             app = _app(options, rows, balancing, number)
             _collect_seldom()
             serve(
                 app,
                 sock=sock,
                 ready_file=options.ready_file,
-                drain_s=options.drain_seconds,
+                drain_s=options.drain_timeout_s,
                 announces=number == 0,
                 tls=options.tls,
             )
@@ -108,7 +108,7 @@ def run_gateway(options: GatewayOptions) -> None:
         if options.workers == 1:
             work(0)
         else:
-            Supervisor(options.workers, work, options.drain_seconds, exit_with_parent=options.exit_with_parent).run()
+            Supervisor(options.workers, work, options.drain_timeout_s, exit_with_parent=options.exit_with_parent).run()
 
 
 def _checked(options: GatewayOptions) -> None:
@@ -177,14 +177,14 @@ def _nodes(options: GatewayOptions, worker: int = 0) -> list[NodeAddress]:
     from .balancing.node import NodeAddress
     from .balancing.nodes_file import read_nodes
 
-    listed = [] if options.nodes_file is None else read_nodes(options.nodes_file, options.node_concurrency)
-    nodes = [*(NodeAddress(url, concurrency=options.node_concurrency) for url in options.nodes), *listed]
+    listed = [] if options.nodes_file is None else read_nodes(options.nodes_file, options.max_concurrency_per_node)
+    nodes = [*(NodeAddress(url, concurrency=options.max_concurrency_per_node) for url in options.nodes), *listed]
     limits = [node.concurrency for node in nodes if node.concurrency is not None]
     if limits and min(limits) < options.workers:
         raise ConfigurationError(
             f"A node limited to {min(limits)} concurrent requests cannot be shared by {options.workers} workers: "
-            "use fewer workers, or raise its concurrency.",
-            param="node_concurrency",
+            "use fewer workers, or raise its max_concurrency.",
+            param="max_concurrency_per_node",
         )
     return [node.of_worker(options.workers, worker) for node in nodes]
 
@@ -195,7 +195,7 @@ def _directory(options: GatewayOptions, worker: int = 0) -> NodeDirectory | None
 
     if options.keys is None:
         return None
-    return NodeDirectory(Path(f"{options.keys}.nodes"), options.node_concurrency, options.workers, worker)
+    return NodeDirectory(Path(f"{options.keys}.nodes"), options.max_concurrency_per_node, options.workers, worker)
 
 
 def _keys(options: GatewayOptions) -> KeyStore:

@@ -19,7 +19,7 @@ from .registration import Registration, RegistrationOptions
 if TYPE_CHECKING:
     from socket import socket
 
-_SET_KEY = "set UPDRAFT_NODE_API_KEY or --api-key-file, here and for the gateway"
+_SET_KEY = "set UPDRAFT_NODE_API_KEY here and for the gateway (or --client-api-key-file here, --api-key-file there)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class NodeOptions:
     # Restart the engine process after a crash.
     restart: bool = False
     # Time for requests in flight to finish after SIGTERM, in seconds.
-    drain_seconds: float = DRAIN_S
+    drain_timeout_s: float = DRAIN_S
     # Name of a `ToolFormat`, or "auto" to detect one in the chat template.
     tool_call_parser: str = "auto"
     # `chatml`, or the path of a Jinja file. None: the model's template, or ChatML if it has none.
@@ -87,7 +87,7 @@ def run_node(options: NodeOptions) -> None:
     from .api.app import NodeEngine, create_node_app
 
     if options.exit_with_parent:
-        exit_with_parent(options.drain_seconds)
+        exit_with_parent(options.drain_timeout_s)
     with bind_socket(options.host, options.port) as sock:
         folder = find_model(options.model)
         draft = str(find_model(options.draft)) if options.draft else None
@@ -104,7 +104,7 @@ def run_node(options: NodeOptions) -> None:
                 engine, tokenizer, ready.model_id, ready.context_length, options.tool_call_parser, ready.sampling
             )
             app = create_node_app(served, access, _registration(options, sock))
-            serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_seconds, tls=options.tls)
+            serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_timeout_s, tls=options.tls)
 
 
 def _registration(options: NodeOptions, sock: socket) -> Registration | None:

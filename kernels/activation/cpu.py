@@ -1,4 +1,4 @@
-"""Gated activations in C for CPUs, in one call and one pass."""
+"""Gated activations in C for CPUs: one call, and one pass over the data."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .types import Activation
 
 
 class _GateCall(ctypes.Structure):
-    """Mirror of `GateCall` in native/calls.h."""
+    """The C struct `GateCall` of native/calls.h."""
 
     _fields_ = call_fields("gate_up out", "rows size stride is_gelu num_threads is_bf16")
 
 
 def native_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
-    """Compute `gated_activation` for rows that pass `uses_native`."""
+    """Compute `gated_activation` in C. `uses_native` must be true for the rows."""
     size = gate_up.shape[1] // 2
     out = gate_up.new_empty((len(gate_up), size))
     call = _GateCall(

@@ -14,14 +14,14 @@ from .types import Activation
 
 
 def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
-    """Return activation(gate) * up, (rows, size), of `gate_up` (rows, 2 * size), which holds the gate first.
+    """Return activation(gate) * up, (rows, size), where `gate_up` (rows, 2 * size) holds the gate, then up.
 
     The activation is rounded to the dtype before the product, as in separate layers. Rows may have any stride.
     """
     if activation not in get_args(Activation):
         raise ConfigurationError(f"activation={activation!r} is not one of {', '.join(get_args(Activation))}.")
     if gate_up.dim() != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
-        raise ConfigurationError(f"gated_activation: {tuple(gate_up.shape)} is not gate and up side by side.")
+        raise ConfigurationError(f"gated_activation: need gate and up side by side, got {tuple(gate_up.shape)}.")
     if uses_triton(gate_up):
         from .triton import launch_gated_activation
 

@@ -1,6 +1,6 @@
-"""Gated activations in Triton, equal to `reference`: one pass over pieces of rows."""
+"""Gated activations in Triton, equal to `reference`. A program computes a part of one row."""
 
-# Kernels are typed by Triton, not by Python.
+# Pyright cannot check the types inside Triton kernels.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def launch_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 def gated_activation_launch(size: int) -> Launch:
-    """Return the launch. BLOCK: elements of a row per program; a thread reads 32 bytes each of gates and `up`."""
+    """Return the launch for rows of `size` elements. BLOCK: elements of a row per program."""
     return Launch(num_warps=4, tiles={"BLOCK": 2048 if size >= 2048 else 1024})
 
 
@@ -48,7 +48,7 @@ def gated_activation_kernel(gate_up, out, size, row_stride, ACTIVATION: tl.const
 
 @triton.jit
 def _activation(gate, ACTIVATION: tl.constexpr):
-    """silu(x) = x * sigmoid(x), and gelu(x) ~ x * sigmoid(2z), because (1 + tanh z) / 2 = sigmoid(2z)."""
+    """Return silu(x) = x * sigmoid(x), or gelu(x) ~ x * sigmoid(2z), because (1 + tanh z) / 2 = sigmoid(2z)."""
     if ACTIVATION == "silu":
         return gate * tl.sigmoid(gate)
     inner = _SQRT_2_OVER_PI * (gate + _CUBIC * gate * gate * gate)

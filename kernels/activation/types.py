@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Literal
 
-#: SwiGLU and GeGLU.
+#: Activation of the gate: silu in SwiGLU, gelu_tanh in GeGLU.
 Activation = Literal["silu", "gelu_tanh"]

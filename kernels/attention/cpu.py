@@ -1,6 +1,6 @@
 """Attention over a paged KV cache in C for CPUs, which reads keys and values directly from their blocks.
 
-`torch_attention`, in contrast, first gathers keys and values, and also multiplies padding.
+`torch_attention`, in contrast, copies keys and values first, and multiplies padding too.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..runtime.native_library import LANES, call_fields, load, loaded
 from .ragged_batch import RaggedBatch
 from .types import LayerAttention
 
-_MAX_DIM = 256  # as in native/attention.c
+_MAX_DIM = 256  # maximum head_dim, as in native/attention.c
 
 
 class AttentionCall(ctypes.Structure):
-    """Mirror of `AttentionCall` in native/calls.h."""
+    """The C struct `AttentionCall` of native/calls.h."""
 
     _fields_ = call_fields(
         "query out cache sequences tables",
@@ -31,7 +31,7 @@ class AttentionCall(ctypes.Structure):
 
 
 class HeadsCall(ctypes.Structure):
-    """Mirror of `HeadsCall` in native/calls.h."""
+    """The C struct `HeadsCall` of native/calls.h."""
 
     _fields_ = call_fields(
         "projected cache slots cosine sine query_norm key_norm",
@@ -55,7 +55,7 @@ def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, he
 
 
 class NativeAttention:
-    """Attention of one forward pass. A row has the same result, bit by bit, in every batch."""
+    """Attention of one forward pass. The result of a row is identical, bit by bit, in every batch."""
 
     def __init__(self, cache: Tensor, batch: RaggedBatch, *, group_size: int) -> None:
         self._library = loaded()
@@ -79,7 +79,7 @@ class NativeAttention:
             cache=cache.data_ptr(),
             sequences=self._sequences.ctypes.data,
             tables=self._blocks.ctypes.data,
-            num_sequences=len(self._sequences) - 1,  # without padding
+            num_sequences=len(self._sequences) - 1,  # the last sequence is padding
             max_queries=int(batch.rows[:-1].max()),
             **same,
         )
@@ -99,7 +99,7 @@ class NativeAttention:
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Number of elements in a projected row (queries, keys and values), and in a result row."""
+        """Elements of a projected row (queries, keys and values), and elements of a result row."""
         head_dim = self._cache.shape[4]
         return (self._heads + self._cache.shape[2]) * head_dim, self._heads * head_dim
 
@@ -140,9 +140,9 @@ class NativeAttention:
             self.check_rotation(rotation, len(projected))
 
     def check_rotation(self, rotation: Rotation, rows: int) -> None:
-        """Raises ConfigurationError unless the angles fit `rows` rows of this batch and the head size."""
+        """Raise ConfigurationError unless the angles fit `rows` rows of this batch and the head size."""
         if rows != len(self._slots) or 2 * rotation.pairs > self._cache.shape[4]:
-            raise ConfigurationError(f"Attention: {rows} rows rotated by {rotation.pairs} pairs do not fit the batch.")
+            raise ConfigurationError(f"Attention: angles ({rows}, {rotation.pairs}) do not fit the batch or the heads.")
         for angles in (rotation.cosine, rotation.sine):
             if angles.dtype != torch.float32 or not angles.is_contiguous() or angles.shape != (rows, rotation.pairs):
                 raise ConfigurationError("Attention: cosines and sines must be contiguous float32 of the same shape.")

@@ -1,6 +1,6 @@
-"""Launch of paged attention: the tile of one program, and the splits of long sequences.
+"""Launch parameters of paged attention: the tile of one program, and the splits of long sequences.
 
-These are plain functions over shapes and lengths, which can be tested without a GPU.
+The functions depend only on shapes and lengths, so that they can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ MAX_HEAD_DIM = 256
 #: Rows per tile: matrix instructions need the minimum; beyond the maximum, accumulators spill.
 _MIN_ROWS, _MAX_ROWS = 16, 128
 _MAX_ROWS_FP32 = 32  # float32 is multiplied without tensor cores, and the operands need far more registers
-#: Bytes of a tile of keys: three stages of keys and values plus the queries fit an A100's shared memory.
+#: Bytes of the keys in a tile, so that three stages of keys and values and the queries fit an A100's shared memory.
 _TILE_BYTES = 16 * 1024
 _MIN_KEYS, _MAX_KEYS = 16, 64
 _SHARED_BYTES = 228 * 1024  # shared memory of a Hopper multiprocessor
 _SHARED_OF_PROGRAM = 1024  # bytes that the driver reserves per program
 _SCRATCH_OF_ROW = 128  # bytes per row for exchanges within a warp; Hopper's asynchronous products need none
-_WARPS_OF_MULTIPROCESSOR = 12  # limited by the number of registers
+_WARPS_OF_MULTIPROCESSOR = 12  # warps at a time, limited by registers
 _MIN_ASYNC_ROWS = 64  # minimum for Hopper's asynchronous products, which keep one more tile in shared memory
-#: Fixed cost of a program, and of the launch that merges splits, as the number of keys read in the same time.
+#: Fixed costs of a program, and of the launch that merges splits, in keys that could be read in the same time.
 _PROGRAM_KEYS, _MERGE_KEYS = 96, 256
 _MAX_ROUNDS = 4
 
@@ -81,7 +81,8 @@ def attention_launch(shape: AttentionShape, max_queries: int) -> Launch:
     keys = _keys_of_tile(shape)
     if shape.cache_bytes == 1 and shape.padded_dim > 128 and rows > _MIN_ROWS:
         keys //= 2  # after conversion from FP8, keys are two bytes wide
-    # Four warps' registers just fit 64 rows of 128 elements, if there is no window and a tile's keys share a block.
+    # The registers of four warps suffice for 64 rows of 128 elements only if there is no window, and if all keys of a
+    # tile are in one block.
     is_crowded = shape.cache_bytes == 2 and (shape.windowed or shape.block_size < keys)
     wide = rows * shape.padded_dim >= 64 * 256 or (is_crowded and rows >= 64 and shape.padded_dim == 128)
     tiles = {"BLOCK_M": rows, "BLOCK_N": keys}
@@ -89,7 +90,7 @@ def attention_launch(shape: AttentionShape, max_queries: int) -> Launch:
 
 
 def tile_rows(shape: AttentionShape, max_queries: int) -> int:
-    """Return the rows per tile. If all queries of a sequence fit in one tile, its keys are read only once."""
+    """Return the rows per tile: as many as needed so that a sequence's keys are read only once, up to a maximum."""
     most = _MAX_ROWS
     if shape.cache_bytes == 4:
         most = _MAX_ROWS_FP32
@@ -115,17 +116,16 @@ def programs_at_once(shape: AttentionShape, launch: Launch, multiprocessors: int
 
 
 def extra_splits(shape: AttentionShape, launch: Launch, multiprocessors: int) -> int:
-    """Return how many more splits than tiles a step may have, which is enough for two rounds of programs. The limit
-    determines the size of a CUDA graph's buffers."""
+    """Return the maximum number of splits in a step in addition to its tiles, which determines the size of buffers."""
     return 2 * programs_at_once(shape, launch, multiprocessors) // shape.kv_heads
 
 
 def split_lengths(
     keys: NDArray[np.int64], shape: AttentionShape, launch: Launch, multiprocessors: int
 ) -> NDArray[np.int64]:
-    """Return the keys per split, a multiple of BLOCK_N, for tiles that see `keys` each.
+    """Return the number of keys per split for each tile, a multiple of BLOCK_N. `keys`: keys that each tile sees.
 
-    Chooses the fastest of a few candidates. The estimated time is the smaller of two: the number of rounds of programs
+    Compares a few split lengths by estimated time. The estimate is the smaller of two: the number of rounds of programs
     times the longest split, or all work spread evenly over the GPU plus the longest split.
     """
     step = launch.tiles["BLOCK_N"]
@@ -133,7 +133,7 @@ def split_lengths(
     max_splits = len(keys) + extra_splits(shape, launch, multiprocessors)
     best, best_time = _even(keys, int(keys.max(initial=1)), step), float("inf")
     for rounds in range(_MAX_ROUNDS + 1):
-        # Zero rounds: no tile is split.
+        # The candidate of zero rounds splits no tile.
         lengths = best if rounds == 0 else _even(keys, int(keys.sum() / (places * rounds)), step)
         splits, longest = int(num_splits(keys, lengths).sum()), int(lengths.max(initial=step))
         is_cut = splits > len(keys)
@@ -162,7 +162,7 @@ def _keys_of_tile(shape: AttentionShape) -> int:
 
 
 def _partial_keys(shape: AttentionShape, launch: Launch) -> int:
-    """Return the cost of writing and reading a tile's float32 results, as a number of keys with the same bytes."""
+    """Return the cost of writing and reading a tile's float32 results, in keys of the same total size."""
     return launch.tiles["BLOCK_M"] * 4 // shape.cache_bytes
 
 

@@ -65,7 +65,7 @@ def plan_attention(
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """One entry per tile, most keys first, so that no long tile runs alone at the end."""
+    """Tiles as parallel arrays. The tile with most keys is first, so that no long tile runs alone at the end."""
 
     table: Ints
     first_row: Ints
@@ -121,7 +121,7 @@ class AttentionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlanner:
-    """Plans the steps of one model on one GPU."""
+    """Plans the attention of each step, for one model on one GPU."""
 
     shape: AttentionShape
     device: torch.device
@@ -152,7 +152,7 @@ class GraphMetadata:
         shape = planner.shape
         launch = attention_launch(shape, -(-num_rows // most_sequences))
         queries = queries_per_tile(shape, launch)
-        # At most one tile for each sequence and for the padding, plus one for every further `queries` rows.
+        # Maximum number of tiles: one per sequence and for the padding, plus one for every `queries` rows more.
         sequences = min(most_sequences + 1, num_rows)
         tiles = sequences + (num_rows - sequences) // queries
         splits = tiles + extra_splits(shape, launch, planner.multiprocessors)
@@ -164,7 +164,7 @@ class GraphMetadata:
         self.update_([])
 
     def update_(self, spans: Sequence[QuerySpan]) -> None:
-        """Fill the buffers for `spans`. Raises ConfigurationError if sequences, rows or blocks exceed the graph's."""
+        """Fill the buffers for `spans`. Raises ConfigurationError if the spans need larger buffers."""
         planner, sizes, launch = self._planner, self._sizes, self.metadata.launch
         if sum(span.length for span in spans) > sizes.slots:
             raise self._does_not_fit(spans)

@@ -70,9 +70,9 @@ AttentionBackend = TorchBackend | NativeBackend | TritonBackend
 def choose_backend(
     spec: CacheSpec, choice: AttentionChoice = "auto", *, batch_invariant: bool = False
 ) -> tuple[AttentionBackend, str]:
-    """Return the fastest backend for `spec`, or the one of `choice`, and the reason for the choice.
+    """Return a backend for `spec` (the fastest, or the one named by `choice`) and the reason for the choice.
 
-    Raises ConfigurationError if the wanted backend cannot serve `spec`.
+    Raises ConfigurationError if the named backend cannot serve `spec`.
     """
     best: BackendName = "triton" if spec.device.type == "cuda" else "native"
     name = best if choice == "auto" else choice

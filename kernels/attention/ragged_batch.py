@@ -1,6 +1,6 @@
-"""A ragged batch in arrays: rows and blocks of its sequences, and each row's position and slot in the cache.
+"""A ragged batch as arrays: rows and blocks of its sequences, and each row's position and slot in the cache.
 
-The arrays are numpy, because a step needs a dozen small ones, and torch takes ten times longer to create one.
+The arrays are numpy, because a step needs a dozen small arrays, and torch takes ten times longer to create one.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ class RaggedBatch:
     """
 
     spans: Sequence[QuerySpan]
-    # Per sequence: position of its first row, number of rows, first row, first entry in `blocks`.
+    # Per sequence: position of the first row, number of rows, index of the first row, start of its table in `blocks`.
     position: Ints
     rows: Ints
     first_row: Ints
     table: Ints
-    # Block tables, one after the other.
+    # Block tables of all sequences, one after the other.
     blocks: Ints
     block_size: int
 
     @classmethod
     def of(cls, spans: Sequence[QuerySpan], num_rows: int, block_size: int) -> RaggedBatch:
-        """Build from `spans` in the order of their rows. Rows after them, up to `num_rows`, are padding."""
+        """Build a batch of `spans`, given in the order of their rows. Further rows, up to `num_rows`, are padding."""
         padding = num_rows - sum(span.length for span in spans)
         position = np.array([*(span.start for span in spans), -padding], dtype=np.int64)
         rows = np.array([*(span.length for span in spans), padding], dtype=np.int64)
@@ -79,10 +79,10 @@ class Passes:
 
     @classmethod
     def of(cls, spans: Sequence[QuerySpan], block_size: int) -> Passes:
-        """Raises ConfigurationError if a span has no row, or more rows than the previous span."""
+        """Build the passes. Raises ConfigurationError if a span has no row, or more rows than the previous span."""
         lengths = [span.length for span in spans]
         if not lengths or lengths[-1] < 1 or any(after > before for before, after in pairwise(lengths)):
-            raise ConfigurationError(f"Passes: no span may be longer than the previous one, got {lengths}.")
+            raise ConfigurationError(f"Passes: no span may be empty or longer than the previous one, got {lengths}.")
         batch = RaggedBatch.of(spans, sum(lengths), block_size)
         sequence, index = repeated(batch.rows)
         row = np.argsort(index, kind="stable")

@@ -16,7 +16,7 @@ from .types import LayerAttention
 
 
 class TorchAttention:
-    """One forward pass over `cache` (layers, blocks, 2 * kv_heads, block_size, head_dim), keys before values.
+    """Attention over `cache` (layers, blocks, 2 * kv_heads, block_size, head_dim), keys before values, for one pass.
 
     `group_size`: query heads per KV head. `batch_invariant`: a row has the same bits in every batch.
     """
@@ -85,7 +85,7 @@ class TorchAttention:
         folded = query.view(split).permute(0, 2, 3, 1, 4).reshape(group.sequences, split[2], -1, head_dim)
         pages = cache.view(-1, *cache.shape[2:]).index_select(0, group.pages)
         pages = pages.view(2, group.sequences, split[2], -1, head_dim)
-        keys, values = pages.masked_fill_(group.padding[:, None, :, None], 0)  # padding may be NaN
+        keys, values = pages.masked_fill_(group.padding[:, None, :, None], 0)  # padding may hold NaN
         if self._is_fused(group):
             attended = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask, scale=scale)
         else:

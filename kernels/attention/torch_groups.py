@@ -31,8 +31,8 @@ class AttentionGroup:
     queries: int
     # (sequences * queries,) int64: row of each query in the ragged batch. Padding repeats the sequence's first row.
     rows: Tensor
-    # int64: pages of the cache as (blocks * 2 * kv_heads, block_size, head_dim), ordered by kind (keys, then values),
-    # sequence, head and block; padding is block 0.
+    # int64: indices into the cache as (blocks * 2 * kv_heads, block_size, head_dim), sorted by kind (keys, then
+    # values), sequence, head and block. Padding uses block 0.
     pages: Tensor
     # (sequences, 1, queries, keys) float32: 0 for keys that a query may see, -inf for others.
     mask: Tensor
@@ -95,7 +95,7 @@ def _aligned(span: QuerySpan, block_size: int) -> list[QuerySpan]:
     """Cut a span at block borders, for batch-invariant attention.
 
     A piece is computed like a full block of queries: each query at its offset in the block, over all keys that any
-    query of the block sees. So every position has the same matrix products, alone or in a chunk of any size.
+    query of the block sees. Every position then has the same matrix products, alone or in a chunk of any size.
     """
     end = span.start + span.length
     starts = [span.start, *range(span.start - span.start % block_size + block_size, end, block_size)]
@@ -116,7 +116,7 @@ def _by_length(ranges: list[_KeyRange]) -> list[list[_KeyRange]]:
     """Group short spans, sorted by number of keys. A group ends where more padding would cost more than a new call."""
     grouped = [[key_range] for key_range in ranges if key_range.span.length > _SHORT_QUERY]
     short = [key_range for key_range in ranges if key_range.span.length <= _SHORT_QUERY]
-    decodes = [key_range for key_range in short if key_range.span.length == 1]  # not padded to drafts
+    decodes = [key_range for key_range in short if key_range.span.length == 1]  # not padded to drafts' length
     for alike in (decodes, [key_range for key_range in short if key_range.span.length > 1]):
         grouped += _with_little_padding(sorted(alike, key=attrgetter("num_blocks"), reverse=True))
     return [sorted(members, key=attrgetter("row")) for members in grouped]

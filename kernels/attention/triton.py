@@ -4,7 +4,7 @@ A program's tile holds the query heads of one KV head for a few tokens of one se
 once. It iterates over its keys with an online softmax (Milakov & Gimelshein 2018; Dao et al. 2022) in base 2.
 """
 
-# Kernels are typed by Triton, not by Python.
+# Pyright cannot check the types inside Triton kernels.
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false, reportIndexIssue=false
 
@@ -36,7 +36,7 @@ def attend_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, PEELED: tl.constexpr,
 ):  # fmt: skip
-    """Attend. Grid (kv_heads, splits): neighbouring programs read neighbouring heads of the same tokens.
+    """Compute a tile or one split of it. Grid (kv_heads, splits): adjacent programs read heads of the same tokens.
 
     `query` (rows, heads, HEAD_DIM) has row stride `query_stride`; `out` has the same shape and is contiguous. `cache`
     is one layer, (blocks, BLOCK_SIZE, 2 * kv_heads, HEAD_DIM), with `token_stride` from token to token. The results of
@@ -72,7 +72,7 @@ def attend_kernel(
     row_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
     masked_from = first_key
     if PEELED:
-        # A tile needs no mask if its keys are not after the first query's position and in the last query's window.
+        # All queries see the keys up to the first query's position and in the last query's window: these need no mask.
         masked_from = tl.maximum(tl.minimum(end_key, position + 1) // BLOCK_N * BLOCK_N, first_key)
         plain_from = first_key
         if WINDOWED:
@@ -203,7 +203,7 @@ def merge_kernel(
 def attend(
     query: Tensor, cache: Tensor, metadata: AttentionMetadata, shape: AttentionShape, options: ScoreOptions
 ) -> Tensor:
-    """Attend causally with each span over its sequence. Rows of padding get zeros.
+    """Compute causal attention of each span over its sequence. Rows of padding get zeros.
 
     `query` (rows, heads, head_dim), with any row stride; `cache` (blocks, block_size, 2 * kv_heads, head_dim), in the
     query's dtype or float8_e4m3fn.

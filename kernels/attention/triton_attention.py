@@ -13,7 +13,7 @@ from .types import CacheScales, LayerAttention, ScoreOptions
 
 
 class TritonAttention:
-    """One forward pass over `cache` (layers, blocks, block_size, 2 * kv_heads, head_dim), keys before values.
+    """Attention over `cache` (layers, blocks, block_size, 2 * kv_heads, head_dim), keys before values, for one pass.
 
     Reads nothing back from the device and does not depend on `metadata` values, so a CUDA graph can capture a pass.
     """

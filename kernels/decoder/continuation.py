@@ -1,6 +1,6 @@
 """Generation of several tokens per sequence in one call of C, for the drafts of a draft model.
 
-A forward pass of so small a model takes less time than Python needs to prepare the pass.
+A forward pass of such a small model takes less time than Python needs to prepare it.
 """
 
 # torch leaves `from_numpy` and `tolist` untyped
@@ -28,7 +28,7 @@ from .cpu import DecoderCall, NativeDecoder
 
 
 class _ContinuationCall(ctypes.Structure):
-    """Mirror of `ContinuationCall` in native/continuation.c."""
+    """The C struct `ContinuationCall` of native/continuation.c."""
 
     _fields_ = (
         ("decoder", ctypes.POINTER(DecoderCall)),
@@ -44,7 +44,7 @@ class NativeContinuation:
     """
 
     def __init__(self, decoder: NativeDecoder, head: NativeLinear, embeddings: Tensor | None, scale: float) -> None:
-        """Raises ConfigurationError if the weights do not fit together."""
+        """Raise ConfigurationError if the weights do not fit together."""
         if embeddings is not None:
             is_same = head.shape == tuple(embeddings.shape) and head.dtype == embeddings.dtype
             if not is_same or not embeddings.is_contiguous():

@@ -1,7 +1,7 @@
-"""All layers of a decoder in one call of C, for CPUs, with the same bits as the separate kernels of each layer.
+"""All layers of a decoder in one call of C, for CPUs, with results identical to those of the layers' own kernels.
 
-With a small model, Python takes as long between two kernels as a kernel itself. With a large model, the weights stream
-through the caches and evict Python's data every time.
+One call saves Python's time between kernels. In a small model, that time is as long as a kernel's. In a large model, it
+is even longer, because the weights evict Python's data from the caches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .types import DecoderWeights, LayerWeights
 
 
 class _Layer(ctypes.Structure):
-    """Mirror of `Layer` in native/calls.h."""
+    """The C struct `Layer` of native/calls.h."""
 
     _fields_ = call_fields(
         "qkv output gate_up down input_norm query_norm key_norm attention_out_norm mlp_norm mlp_out_norm",
@@ -29,13 +29,13 @@ class _Layer(ctypes.Structure):
 
 
 class _Angles(ctypes.Structure):
-    """Mirror of `Angles` in native/calls.h."""
+    """The C struct `Angles` of native/calls.h."""
 
     _fields_ = call_fields("cosine sine", "pairs")
 
 
 class DecoderCall(ctypes.Structure):
-    """Mirror of `DecoderCall` in native/calls.h."""
+    """The C struct `DecoderCall` of native/calls.h."""
 
     _fields_ = (
         *call_fields("layers final_norm head residual out logits scratch"),
@@ -76,7 +76,7 @@ class NativeDecoder:
     def call(
         self, hidden: Tensor, out: Tensor, rotations: tuple[Rotation, Rotation], attention: NativeAttention
     ) -> DecoderCall:
-        """Return the C structure of a forward pass, without `padding` and `scratch`. All arguments must outlive it."""
+        """Return the C structure of a forward pass, without `padding` and `scratch`. The arguments must outlive it."""
         return DecoderCall(
             layers=ctypes.addressof(self._layers),
             final_norm=self._weights.final_norm.data_ptr(),
@@ -108,7 +108,7 @@ class NativeDecoder:
     def check(
         self, hidden: Tensor, rows: int, rotations: tuple[Rotation, Rotation], attention: NativeAttention
     ) -> None:
-        """Raises ConfigurationError for tensors that C would access past the end. `rows`: rows in the batch."""
+        """Raise ConfigurationError for tensors that C would access past the end. `rows`: rows in the batch."""
         if hidden.shape[1:] != (self._size,) or hidden.dtype != self._dtype or not hidden.is_contiguous():
             raise ConfigurationError(
                 f"Decoder: contiguous rows of {self._size} {self._dtype} needed, got {tuple(hidden.shape)} "

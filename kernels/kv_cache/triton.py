@@ -1,6 +1,6 @@
 """Norm, rotation and storing of heads in Triton: one launch that reads the projection once."""
 
-# Kernels are typed by Triton, not by Python.
+# Pyright cannot check the types inside Triton kernels.
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportAttributeAccessIssue=false
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportPossiblyUnboundVariable=false
 

@@ -29,7 +29,7 @@ class Rotation:
 class HeadNorms:
     """RMSNorm over each head of queries and keys (QK-norm)."""
 
-    # Weights, (head_dim,).
+    # Weights of queries and of keys, (head_dim,) each.
     query: Tensor
     key: Tensor
     eps: float
@@ -48,7 +48,7 @@ class HeadTransform:
 
 
 def check_kv_write(projected: Tensor, cache: Tensor, slots: Tensor, rotation: Rotation | None) -> None:
-    """Raises ConfigurationError if the tensors do not fit together. Never waits for a GPU, as no values are read."""
+    """Raise ConfigurationError if the tensors do not fit together. Never waits for a GPU, as no values are read."""
     rows, heads, head_dim = projected.shape
     problem = None
     if cache.shape[3] != head_dim or cache.shape[2] > heads:

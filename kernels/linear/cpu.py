@@ -16,18 +16,18 @@ from ..runtime.native_library import call_fields, load, loaded
 
 _LINE = 64
 _PANELS_AT_ONCE = 64
-#: If the stride of rows is a multiple of this many bytes, their elements compete for few lines of the level-1 cache.
+#: Rows at a stride of a multiple of this many bytes share few lines of the level-1 cache, and evict each other.
 _CROWDED = 2048
 
 
 class _Weights(ctypes.Structure):
-    """Mirror of `Weights` in native/calls.h."""
+    """The C struct `Weights` of native/calls.h."""
 
     _fields_ = call_fields("packed bias", "outputs inputs is_bf16")
 
 
 class _LinearCall(ctypes.Structure):
-    """Mirror of `LinearCall` in native/calls.h."""
+    """The C struct `LinearCall` of native/calls.h."""
 
     _fields_ = call_fields("weights inputs outputs", "rows stride num_threads")
 

@@ -16,11 +16,11 @@ _BUCKETS = (16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class MatmulShape:
-    # Rows of activations.
+    # Number of rows of activations.
     tokens: int
-    # Output features.
+    # Number of output features.
     features: int
-    # Steps of the loop over the inputs.
+    # Number of steps of the loop over the inputs.
     steps: int
 
 
@@ -57,6 +57,6 @@ def split_k(product: MatmulShape, launch: Launch, multiprocessors: int) -> Split
 
 
 def inputs_per_step(num_inputs: int, num_tokens: int) -> int:
-    """Return the longest step that divides the inputs (a multiple of 16): at most 128, or 64 for large tiles."""
+    """Return the largest of 128, 64, 32 and 16 that divides `num_inputs`; at most 64 for more than 16 tokens."""
     longest = 128 if num_tokens <= _BUCKETS[0] else 64
     return next(step for step in (128, 64, 32, 16) if step <= longest and num_inputs % step == 0)

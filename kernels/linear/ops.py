@@ -86,7 +86,7 @@ def implementations(linear: nn.Linear) -> list[nn.Module]:
 
 
 def least_rows(model: nn.Module) -> int:
-    """Return the minimum efficient batch size of this model's layers; pad smaller batches to it."""
+    """Return the minimum efficient batch size of this model's layers. Smaller batches should be padded."""
     return MIN_ROWS if any(isinstance(module, OneDnnLinear) for module in model.modules()) else 1
 
 
@@ -114,13 +114,13 @@ def _beats_onednn(weight: Tensor, batch_invariant: bool) -> bool:
 
 
 def _check_invariance(model: nn.Module) -> None:
-    """Raises ConfigurationError if a row's result depends on other rows. Checks one layer of each weight shape."""
+    """Raise ConfigurationError if a row's result depends on other rows. Checks one layer of each weight shape."""
     shapes: set[tuple[int, ...]] = set()
     for module in model.modules():
         if isinstance(module, nn.Linear):
             raise ConfigurationError(
-                "batch_invariant needs weights that can be packed: on a CPU, in float32 or bfloat16, by a C compiler "
-                "(set CC, or install gcc) or by oneDNN.",
+                "batch_invariant needs weights on a CPU in float32 or bfloat16, and a C compiler (set CC, or install "
+                "gcc) or oneDNN.",
                 param="batch_invariant",
             )
         if isinstance(module, PackedLinear) and module.shape not in shapes:
@@ -135,7 +135,7 @@ def _check_rows(module: PackedLinear) -> None:
         if not torch.equal(module(rows[:count]), alone[:count]):
             raise ConfigurationError(
                 f"batch_invariant is not supported on this machine: with weights of shape {tuple(module.shape)}, the "
-                f"result of a row changes if {count - 1} more are computed with it.",
+                f"result of a row changes if {count - 1} more rows are computed with it.",
                 param="batch_invariant",
             )
 

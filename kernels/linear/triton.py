@@ -4,7 +4,7 @@ The weights are the left operand, (features, inputs) times (inputs, tokens), bec
 from registers, where integers are converted exactly to the activations' dtype. The sums are multiplied by the scales.
 """
 
-# Kernels are typed by Triton, not by Python.
+# Pyright cannot check the types inside Triton kernels.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 
@@ -26,8 +26,8 @@ from .types import FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight
 _REDUCED = 1024
 #: Arguments that vary between steps. Triton must not compile separate kernels for values of 1 and multiples of 16.
 _VARYING = ("num_tokens", "num_steps", "split_steps")
-#: GPU size assumed in Triton's interpreter, so small that even the small products of tests are split.
-_SMALL_GPU = 4  # multiprocessors
+#: Number of multiprocessors assumed in Triton's interpreter: so few that even small products in tests are split.
+_SMALL_GPU = 4
 
 
 def int8_linear(hidden: Tensor, weight: Int8Weight) -> Tensor:
@@ -103,7 +103,7 @@ def int8_kernel(
     """Compute one tile of features and tokens over the steps of this split, BLOCK_INPUTS inputs each."""
     features = tl.program_id(0) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
     tokens = tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-    # Rows beyond the border are read from the border and never stored.
+    # Programs at the border read the last row instead of rows that do not exist; these results are not stored.
     row = tl.minimum(features, num_features - 1).to(tl.int64)
     column = tl.minimum(tokens, num_tokens - 1).to(tl.int64)
     first = tl.program_id(2) * split_steps
@@ -151,9 +151,9 @@ def int4_kernel(
 
 @triton.jit
 def _quarter(words, index: tl.constexpr, dtype: tl.constexpr):
-    """Return bits 4 * index to 4 * index + 3 of each word, 0 to 15, as -8 to 7 in `dtype`.
+    """Return the 4-bit value number `index` of each word, as -8 to 7 in `dtype`.
 
-    In the lowest mantissa bits of 2**7 (bfloat16) or 2**10 (float16), the bits add their value exactly.
+    Put in the lowest mantissa bits of 2**7 (bfloat16) or 2**10 (float16), the four bits add exactly their value.
     """
     nibbles = (words >> (4 * index)) & 0xF
     if dtype == tl.bfloat16:

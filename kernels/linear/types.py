@@ -10,13 +10,13 @@ from torch import Tensor
 FP8 = torch.float8_e4m3fn
 #: Alignment of the inner dimension for tensor cores, and of both dimensions of an FP8 weight for `torch._scaled_mm`.
 ALIGNMENT = 16
-#: Scale of a row of zeros, instead of zero.
+#: Smallest scale, which avoids division by zero for rows of zeros.
 SMALLEST_SCALE = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weight:
-    """E4M3 with one scale per feature: weight = data * scale."""
+    """FP8 weight (E4M3) with one scale per feature: weight = data * scale."""
 
     # (features, inputs), both padded with zeros to multiples of 16.
     data: Tensor
@@ -33,7 +33,7 @@ class Fp8Weight:
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
-    """Symmetric integers from -127 to 127 with one scale per feature."""
+    """INT8 weight: symmetric integers from -127 to 127, with one scale per feature."""
 
     # (features, inputs) int8.
     data: Tensor
@@ -51,9 +51,9 @@ class Int8Weight:
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight:
-    """Symmetric integers from -8 to 7 with one scale per `group_size` consecutive inputs of a feature.
+    """INT4 weight: integers from -8 to 7, with one scale per `group_size` consecutive inputs of a feature.
 
-    Zero points would gain little and are not used. The scale's sign gives a group's largest magnitude the value -8.
+    Zero points would gain little and are not used. The scale's sign makes a group's largest magnitude -8.
     """
 
     # (groups, features, group_size / 4) int16. A word holds, from its lowest bits up, one value plus 8 from each

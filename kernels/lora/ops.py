@@ -13,8 +13,8 @@ from .types import LoraPlan, LoraWeights
 def add_lora(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) -> None:
     """Add up[adapter] @ (down[adapter] @ hidden[row]) to out[row] in place, for each row of the plan with an adapter.
 
-    `out` (rows, features) may be part of a fused projection's output; `hidden` is (rows, inputs). The elements of a row
-    are contiguous. Both have the dtype of the weights; the float32 sum over the inputs is rounded to it at the end.
+    `out` (rows, features) may be part of a fused projection's output; `hidden` is (rows, inputs). Rows are contiguous,
+    in the dtype of the weights. The float32 sums over the inputs are rounded to this dtype at the end.
     """
     _check(out, hidden, weights, plan)
     if uses_triton(hidden):

@@ -11,7 +11,7 @@ from .types import NO_ADAPTER, LoraWeights
 
 
 def add_lora_reference(out: Tensor, hidden: Tensor, weights: LoraWeights, adapters: npt.NDArray[np.int32]) -> None:
-    """Apply one adapter after the other."""
+    """Compute `ops.add_lora` for one adapter after the other. `adapters`: adapter of each row."""
     for adapter in np.unique(adapters[adapters != NO_ADAPTER]).tolist():
         rows = torch.from_numpy(np.flatnonzero(adapters == adapter)).to(hidden.device)
         low = (hidden[rows].float() @ weights.down[adapter].float().T).to(hidden.dtype)

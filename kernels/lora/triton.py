@@ -3,7 +3,7 @@
 With few rows, only the sum over the inputs can be split: `shrink` computes parts, `expand` adds them in fixed order.
 """
 
-# Kernels are typed by Triton, not by Python.
+# Pyright cannot check the types inside Triton kernels.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
 

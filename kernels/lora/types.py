@@ -18,7 +18,7 @@ from ...protocol.errors import ConfigurationError
 from ..runtime.numeric import next_power_of_2
 
 NO_ADAPTER = -1
-#: Ranks are padded to a power of two of at least this, the smallest inner dimension of tensor cores.
+#: Smallest padded rank: the smallest inner dimension of tensor cores. Ranks are padded to a power of two.
 _MIN_RANK = 16
 _MAX_RANK = 128
 
@@ -70,7 +70,7 @@ class LoraPlan:
         self.tiles = torch.zeros(max(1, max_tiles), 3, dtype=torch.int32, device=device)
 
     def assign(self, adapters: Sequence[int] | npt.NDArray[np.integer]) -> None:
-        """Assign an adapter to each row, NO_ADAPTER for none. Does not wait for the device."""
+        """Assign an adapter to each row, or `NO_ADAPTER`. Does not wait for the device."""
         chosen = np.asarray(adapters, np.int32)
         if len(chosen) > len(self.rows):
             raise ConfigurationError(f"{len(chosen)} rows do not fit a plan for {len(self.rows)}.", param="adapters")

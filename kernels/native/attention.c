@@ -22,7 +22,7 @@ typedef struct {
     float mixed[ROWS * MAX_DIM];
     float scores[ROWS * KEYS];
     char query[ROWS * MAX_DIM * 4];
-    char weights[ROWS * KEYS * 4]; /* as words */
+    char weights[ROWS * KEYS * 4]; /* products work on words of four bytes */
 } Tile;
 
 /* Compute sixteen scores for each of `rows` rows from `row` on; with 2, 4 or 8 rows, all sums stay in registers. */

@@ -7,7 +7,7 @@
 #include "calls.h"
 
 #define LINE 64
-#define CROWDED 2048 /* multiples as row strides make columns compete for few lines of the first-level cache */
+#define CROWDED 2048 /* bytes: rows at a multiple of this stride share few lines of the level-1 cache */
 #define LARGER(a, b) ((a) > (b) ? (a) : (b))
 
 /* Buffers for the results that one kernel passes to the next. */
@@ -58,7 +58,7 @@ static void norm_update(const DecoderCall *call, const void *weight, void *updat
                              .is_bf16 = call->is_bf16, .eps = call->eps});
 }
 
-/* `inputs`: contiguous rows, copied to padded rows in `padded` if their stride is CROWDED. */
+/* `inputs`: contiguous rows, copied to longer rows in `padded` if their stride is a multiple of CROWDED. */
 static void product(const DecoderCall *call, const Weights *weights, const char *inputs, char *outputs, char *padded) {
     const int64_t element = call->is_bf16 ? 2 : 4, bytes = weights->inputs * element;
     int64_t stride = weights->inputs;

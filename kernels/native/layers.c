@@ -6,7 +6,7 @@
 #include "calls.h"
 #include "vectors.h"
 
-#define PARALLEL_FROM 8192  /* elements: less work is done before a second thread has started */
+#define PARALLEL_FROM 8192  /* elements: with fewer, one thread is done before a second one has started */
 #define MAX_DIM 256
 
 INLINE void norm_row(const NormCall *call, int64_t row, const int is_bf16) {

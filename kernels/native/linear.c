@@ -8,16 +8,16 @@
 #include "vectors.h"
 
 #if defined(__AVX512F__)
-#define VECTORS 2  /* per panel */
-#define TILE_ROWS 12  /* with VECTORS sums each plus operands, they fill 32 registers */
+#define VECTORS 2  /* vectors of outputs per panel */
+#define TILE_ROWS 12  /* rows whose sums (VECTORS each) and operands fill 32 registers */
 #else
 #define VECTORS 1
 #define TILE_ROWS 4
 #endif
 #define PANEL (VECTORS * LANES)
-#define BLOCK_ROWS 288     /* rows for which a thread reads a panel from memory once */
-#define BLOCK_INPUTS 1024  /* summed separately: shorter sums have smaller rounding errors */
-#define PARALLEL_FROM 32768  /* multiplications */
+#define BLOCK_ROWS 288     /* rows that a thread computes for each time it reads a panel from memory */
+#define BLOCK_INPUTS 1024  /* inputs that are summed separately: shorter sums have smaller rounding errors */
+#define PARALLEL_FROM 32768  /* multiplications: fewer are left to one thread */
 
 int64_t linear_panel(void) { return PANEL; }
 
@@ -72,7 +72,7 @@ INLINE void tile(const int rows, const char *inputs, int64_t stride, const char 
         UNROLL for (int row = 0; row < rows; row++) {
             const uvec x = all_of(inputs + row * stride + word * 4);
             for (int v = 0; v < VECTORS; v++) kept[row][v] = add_product(kept[row][v], weights[v], x, is_bf16);
-            __asm__ volatile("" ::: "memory"); /* or GCC loads all rows' inputs first and runs out of registers */
+            __asm__ volatile("" ::: "memory"); /* else GCC loads all rows' inputs first and runs out of registers */
         }
     }
     for (int row = 0; row < rows; row++)

@@ -4,11 +4,11 @@
    -log(u) >= 1 - u, no token arrives before (1 - u) / weight, a bound that takes one hash and one exponential in single
    precision. Exact noise, in double precision, is computed only if the bound is not later than the best arrival so far.
 
-   Truncation removes the end of a row's order (larger logits first, among equals the lower id). So a token that wins
-   the race and is kept has won. A token that is not kept is out, with all tokens after it, and the race is repeated
-   among the tokens before it.
+   Truncation removes the end of a row's order (larger logits first, among equals the lower id). If the
+   winner of the race is kept, it is the result. If not, that token and all tokens after it in the order are excluded,
+   and the race is repeated among the tokens before it.
 
-   This decides rows where rounding does not matter. Other rows are UNDECIDED and left to the reference. */
+   If rounding could change the result of a row, the result is UNDECIDED, and the caller uses the reference. */
 
 #include <math.h>
 
@@ -21,12 +21,12 @@
 #define SECOND 0x94D049BB133111EBull
 #define HALF (LANES / 2)
 #define LOG2_E 1.4426950408889634
-#define FAR 86.0f      /* as a power of two: this far behind, exact noise is computed only if 1 - u is 0 in 31 bits */
-#define SLACK 1e-3     /* of a bound: rounding in single precision, for exp of up to FAR, is a hundredth of it */
+#define FAR 86.0f      /* maximum exponent of 2 in a bound; beyond it, noise is exact only if 1 - u is 0 in 31 bits */
+#define SLACK 1e-3     /* relative margin of a bound, a hundred times its rounding error in single precision */
 #define CLOSE 1e-12    /* scores nearer than this, relative to their size, may change order by rounding */
-#define CLOSEST 1e-4   /* the slack covers differences up to this */
-#define AT_BORDER 1e-9 /* probabilities this near to a border may be on either side of it */
-#define NOTHING (-40.0) /* exp of less than this adds nothing to a share */
+#define CLOSEST 1e-4   /* largest value of CLOSE * |score| that SLACK covers */
+#define AT_BORDER 1e-9 /* probabilities this near to top-p or min-p may be on either side, depending on rounding */
+#define NOTHING (-40.0) /* exp of a smaller number is too small to change a sum of probabilities */
 
 typedef double dvec __attribute__((vector_size(64)));
 typedef int64_t lvec __attribute__((vector_size(64)));
@@ -53,7 +53,7 @@ typedef struct {
 static const Cut NO_CUT = {-INFINITY, INT32_MAX};
 
 #define LANE_NUMBERS ((ivec){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
-#define MIX_MOST(word) /* all of the mixing but its last step, which leaves the upper 31 bits as they are */ \
+#define MIX_MOST(word) /* the mixing without its last step, which does not change the upper 31 bits */ \
     (word ^= word >> 30, word *= FIRST, word ^= word >> 27, word *= SECOND)
 
 INLINE ivec all_int(int32_t value) { return value - (ivec){0}; }
@@ -144,7 +144,7 @@ static Cut top_k_cut(const Row *row, int64_t count, const int is_bf16) {
         else above = middle;
     }
     const float value = value_of(lowest);
-    if (value == -INFINITY) return NO_CUT; /* such tokens are never drawn */
+    if (value == -INFINITY) return NO_CUT; /* tokens with this logit are never drawn */
     int64_t equals = count - count_from(row, nextafterf(value, INFINITY), is_bf16); /* equal logits inside the cut */
     for (int64_t i = 0; i < row->size; i += LANES) {
         const vec x = logits_at(row, i, is_bf16);
@@ -243,7 +243,7 @@ INLINE vec least_delays(uint64_t base) {
 static int64_t winner(const Row *row, Cut cut, const int is_bf16) {
     const vec highest = all(row->highest), rate = all((float)(LOG2_E / row->temperature));
     Race race = {-1, -INFINITY, -INFINITY, INFINITY};
-    run(&race, row, row->highest, row->likeliest); /* arrives early, so that few others must be examined */
+    run(&race, row, row->highest, row->likeliest); /* the likeliest token first: few others can then arrive earlier */
     for (int64_t i = 0; i < row->size; i += LANES) {
         const vec x = logits_at(row, i, is_bf16);
         const vec earliest = least_delays(row->key + i * GOLDEN) * exp2_of(smaller((highest - x) * rate, all(FAR)));

@@ -1,4 +1,4 @@
-"""RMSNorm in C for CPUs, in one call and one pass; torch needs several of each."""
+"""RMSNorm in C for CPUs: one call and one pass over the data, where torch needs several."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .types import Norm
 
 
 class _NormCall(ctypes.Structure):
-    """Mirror of `NormCall` in native/calls.h."""
+    """The C struct `NormCall` of native/calls.h."""
 
     _fields_ = call_fields(
         "hidden residual weight out", "rows size stride residual_stride unit_offset num_threads is_bf16", "eps"
@@ -20,7 +20,7 @@ class _NormCall(ctypes.Structure):
 
 
 def native_rms_norm(hidden: Tensor, norm: Norm, residual: Tensor | None = None) -> Tensor:
-    """Compute `rms_norm`, or `add_rms_norm` with `residual`. `uses_native` must be true for the rows."""
+    """Compute `rms_norm`, or `add_rms_norm` with `residual`, in C. `uses_native` must be true for the rows."""
     out = torch.empty_like(hidden, memory_format=torch.contiguous_format)
     call = _NormCall(
         hidden=hidden.data_ptr(),

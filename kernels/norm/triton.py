@@ -1,6 +1,6 @@
 """RMSNorm in Triton, equal to `reference`: one pass that keeps a row in registers."""
 
-# Kernels are typed by Triton, not by Python.
+# Pyright cannot check the types inside Triton kernels.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def rms_norm_kernel(
 
 @triton.jit
 def _normed(values, weights, size, eps, UNIT_OFFSET: tl.constexpr):
-    """Return the normalised rows of `values` (ROWS, BLOCK), which are zero beyond `size`, in the same dtype."""
+    """Return the normalised rows of `values` (ROWS, BLOCK) in the same dtype. Elements beyond `size` must be zero."""
     wide = values.to(tl.float32)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, axis=1, keep_dims=True) / size + eps)
     if UNIT_OFFSET:

@@ -17,7 +17,7 @@ import psutil
 _INTERVAL_S = 0.2
 # Share of one processor that other processes may use before a thread is given up.
 _TOLERATED = 0.4
-# Share of one processor; if this process uses less over a long interval, it has paused.
+# Below this share of one processor over a long interval, this process was paused rather than computing.
 _COMPUTING = 0.4
 
 
@@ -60,7 +60,7 @@ class ThreadGovernor:
         self._due = 0.0
 
     def threads(self) -> int:
-        """Return the threads for the next step. Measures the machine at most five times a second."""
+        """Return the number of threads for the next step. Measures the machine at most five times a second."""
         if self._most == 1:
             return 1
         now = time.monotonic()

@@ -50,7 +50,7 @@ def load() -> ctypes.CDLL | None:
 
 
 def loaded() -> ctypes.CDLL:
-    """Return the library. The caller must know that it is available."""
+    """Return the library, whose availability the caller must have checked."""
     library = load()
     assert library is not None, "check that the native library is available before calling it"
     return library
@@ -139,7 +139,7 @@ def _remove_stale_builds(folder: Path) -> None:
 
 
 def build(compiler: list[str], target: Path, origin: Path) -> None:
-    """Compile all sources into the shared library `target`. Raises NativeBuildError.
+    """Compile all sources in `origin` into the shared library `target`. Raises NativeBuildError if that fails.
 
     OpenMP is not linked: torch has loaded its own, and two copies would compete for the processors.
     """

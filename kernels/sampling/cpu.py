@@ -14,7 +14,7 @@ from .types import Sampling
 
 
 class SampleCall(ctypes.Structure):
-    """Mirror of `SampleCall` in native/calls.h."""
+    """The C struct `SampleCall` of native/calls.h."""
 
     _fields_ = call_fields(
         "logits mask temperatures keys top_k top_p min_p chosen",
@@ -24,7 +24,7 @@ class SampleCall(ctypes.Structure):
 
 
 def native_sample(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Compute `sample_reference` without typical-p, (rows,) int64; -1 if the choice depends on rounding.
+    """Return the tokens of `sample_reference` without typical-p, (rows,) int64; -1 if the choice depends on rounding.
 
     The logits must pass `uses_native`.
     """

@@ -19,7 +19,7 @@ def noise_keys(seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def uniforms(keys: Tensor, counters: Tensor) -> Tensor:
-    """Return numbers in (0, 1), float64, for each pair of key and counter."""
+    """Return a random number in (0, 1), float64, for each pair of key and counter."""
     return (_shift_right(_splitmix64(keys + counters * _GOLDEN), 11).double() + 0.5) * 2.0**-53
 
 

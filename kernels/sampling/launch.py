@@ -1,6 +1,6 @@
-"""Launch of kernels over rows of a vocabulary: each row is split over enough programs to keep the GPU busy.
+"""Launch parameters of kernels over logits: each row is split over enough programs to keep the GPU busy.
 
-Results are bit-identical for any number of programs, which add integers or sums of whole tiles; maxima are unique.
+Results do not depend on the number of programs: sums are of integers or of whole tiles, and maxima are unique.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sampling on every device: edits, temperature, truncation, grammar masks, choice of a token, log-probabilities.
 
-Sampling is Gumbel-max. Noise and precision are equal everywhere: a seed gives one token on CPU, GPU, and in any batch.
+Uses the Gumbel-max trick. With equal noise and precision, a seed gives the same token on CPU, GPU, and in any batch.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def stable_topk(logprobs: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
 
 
 def apply_edits_(logits: Tensor, edits: FlatEdits) -> None:
-    """Divide positive logits by the divisor, multiply others, then add the offset: in place, (rows, vocab) float32.
+    """Edit `logits` (rows, vocab) float32 in place: divide positive logits, multiply others, then add the offset.
 
     Reported log-probabilities refer to the unedited logits: compute them first, or edit a copy.
     """

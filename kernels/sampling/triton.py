@@ -5,7 +5,7 @@ Scores are float64, as on the CPU, but few are computed: each tile first gets an
 whose bound exceeds the best score so far are computed.
 """
 
-# Kernels are typed by Triton, not by Python.
+# Pyright cannot check the types inside Triton kernels.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
 
@@ -51,7 +51,7 @@ def gumbel_max_kernel(
     logits, mask, temperatures, seeds, positions, thresholds, scores, chosen, vocabulary, row_stride, num_tiles,
     HAS_MASK: tl.constexpr, TRUNCATES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Find the best token in one program's tiles of one row."""
+    """Find the token with the highest score in one program's tiles of one row."""
     row, program = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + row)
     key = noise_key(tl.load(seeds + row), tl.load(positions + row))
@@ -74,7 +74,7 @@ def gumbel_max_kernel(
 
 @triton.jit(do_not_specialize=["num_programs"])
 def argmax_kernel(scores, tokens, out, num_programs, BLOCK: tl.constexpr):
-    """Find the best token of all programs of a row."""
+    """Find the token with the highest score among all programs of a row."""
     row = tl.program_id(0).to(tl.int64)
     programs = tl.arange(0, BLOCK)
     inside = programs < num_programs

@@ -1,6 +1,6 @@
 """Edits of single logits in Triton, equal to `reference`, with one thread per edit."""
 
-# Kernels are typed by Triton, not by Python.
+# Pyright cannot check the types inside Triton kernels.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations

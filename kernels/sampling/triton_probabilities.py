@@ -3,7 +3,7 @@
 Tiles are summed first, each in units of its own largest term. The sums of a row are combined in a fixed order.
 """
 
-# Kernels are typed by Triton, not by Python.
+# Pyright cannot check the types inside Triton kernels.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
 

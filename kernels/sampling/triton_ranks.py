@@ -1,6 +1,6 @@
 """Masked logits, ranks and weights of tokens in Triton, for kernels over a vocabulary. `reference` defines ranks."""
 
-# Kernels are typed by Triton, not by Python.
+# Pyright cannot check the types inside Triton kernels.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
 
@@ -23,7 +23,7 @@ def tile_stats_kernel(
     logits, mask, temperatures, tops, masses, vocabulary, row_stride, num_tiles, row_tiles,
     HAS_MASK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Find the highest rank of each tile, and the total weight of its tokens in units of the likeliest one's weight."""
+    """Find each tile's highest rank, and its tokens' total weight in units of the likeliest token's weight."""
     row = tl.program_id(0).to(tl.int64)
     temperature = divisor(tl.load(temperatures + row))
     first = tl.program_id(1) * num_tiles

@@ -14,7 +14,7 @@ range (or adds their weights) in 16 buckets, and the bucket that contains the th
 Weights are integers, so that the order of additions does not matter: a row has the same thresholds in every batch.
 """
 
-# Kernels are typed by Triton, not by Python.
+# Pyright cannot check the types inside Triton kernels.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
 
@@ -59,8 +59,8 @@ def radix_range(row_sums, target, done):
 
 @triton.jit
 def select_bucket(total, low, above, target, done):
-    """Select the highest of 16 buckets that reaches `target` together with all higher ranks, or else the lowest. Return
-    the lowest rank of the bucket, and the count or weight of all ranks above the bucket."""
+    """Select the highest of 16 buckets that, with all higher ranks, reaches `target`; if no bucket does, the lowest.
+    Return the lowest rank of the bucket, and the count or weight of all ranks above the bucket."""
     buckets = tl.arange(0, 16)
     from_on = above + tl.sum(tl.where(buckets[None, :] >= buckets[:, None], total[None, :], 0), axis=1)
     bucket = tl.max(tl.where(from_on >= target, buckets, 0), axis=0)
@@ -97,13 +97,13 @@ _SHARED_ROUNDS: tl.constexpr = tl.constexpr(4)
 #: Maximum number of tokens collected from a row. If more are left, the last rounds read the whole row.
 _CAPACITY: tl.constexpr = tl.constexpr(4096)
 
-# State of a row, int64 each: the highest rank, the mass that top-p is a share of, lower bounds of the thresholds of
-# top-k and top-p, min-p's threshold, and the thresholds that top-k and top-p found.
+# State of a row, int64 each: highest rank; total weight, of which top-p keeps a share; lower bounds of the thresholds
+# of top-k and top-p; threshold of min-p; thresholds found for top-k and top-p.
 _STATE: tl.constexpr = tl.constexpr(7)
 _MASS: tl.constexpr = tl.constexpr(1)
-_FLOOR: tl.constexpr = tl.constexpr(2)  # top-k's lower bound; top-p's is next
+_FLOOR: tl.constexpr = tl.constexpr(2)  # index of top-k's lower bound; top-p's is next
 _BY_MIN_P: tl.constexpr = tl.constexpr(4)
-_FOUND: tl.constexpr = tl.constexpr(5)  # top-k's threshold; top-p's is next
+_FOUND: tl.constexpr = tl.constexpr(5)  # index of top-k's threshold; top-p's is next
 
 
 def launch_thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:

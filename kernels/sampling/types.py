@@ -20,8 +20,8 @@ LOWEST_RANK = -(2 ** (31 + TOKEN_BITS))
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Parameters (rows,) that exclude unlikely tokens, applied in this order after the temperature. None is off for all
-    rows. The likeliest token is always kept."""
+    """Parameters (rows,) that exclude unlikely tokens, in the order in which they apply after the temperature. None
+    disables a parameter in all rows. The likeliest token is always kept."""
 
     # int32; 0 is off.
     top_k: Tensor | None = None
@@ -39,17 +39,17 @@ class Sampling:
     temperatures: Tensor
     # (rows,) int64.
     seeds: Tensor
-    # (rows,) int64: index in the sequence of the token to sample.
+    # (rows,) int64: position in its sequence of the token to sample.
     positions: Tensor
     # None if no row is truncated.
     truncation: Truncation | None = None
-    # (rows, ceil(vocab / 32)) int32: a bit per allowed token id, lowest first; -1 without a grammar. None: no grammars.
+    # (rows, ceil(vocab / 32)) int32: one bit per token id, lowest first, 1 if allowed. None if no row has a grammar.
     mask: Tensor | None = None
     # (rows,) float64; 1 is off. None if off for all rows. Applied after the truncation.
     typical_p: Tensor | None = None
 
     def of(self, rows: Tensor | slice) -> Sampling:
-        """Return the sampling of a subset of rows, given by their indices."""
+        """Return the sampling parameters of a subset of rows, given by their indices."""
         cut = self.truncation
         return Sampling(
             self.temperatures[rows],
@@ -61,7 +61,7 @@ class Sampling:
         )
 
     def ahead(self, tokens: int) -> Sampling:
-        """Return the sampling of the same rows for the token `tokens` positions later."""
+        """Return the same parameters for the token that is `tokens` positions later."""
         return replace(self, positions=self.positions + tokens)
 
 
@@ -83,7 +83,7 @@ class FlatEdits:
     token_ids: Tensor
     # (edits,) float32: divisor of positive logits, factor of negative ones.
     divisors: Tensor
-    # (edits,) float32, added afterwards.
+    # (edits,) float32, added after the division or multiplication.
     offsets: Tensor
 
 
@@ -99,7 +99,7 @@ class TopLogprobs(NamedTuple):
 
 
 def check_sampling(logits: Tensor, sampling: Sampling) -> None:
-    """Raises ConfigurationError if the kernels cannot read the tensors."""
+    """Raise ConfigurationError if the kernels cannot read the tensors."""
     rows, vocabulary = logits.shape
     if logits.stride(1) != 1 or not logits.is_floating_point() or not 1 <= vocabulary <= MAX_TOKENS:
         raise ConfigurationError(f"Logits must be dense rows of 1 to {MAX_TOKENS} floats, got {tuple(logits.shape)}.")
@@ -116,7 +116,7 @@ def check_sampling(logits: Tensor, sampling: Sampling) -> None:
 
 
 def check_truncation(truncation: Truncation, rows: int) -> None:
-    """Raises ConfigurationError unless each column has contiguous values of its type, one per row."""
+    """Raise ConfigurationError unless each column has contiguous values of its type, one per row."""
     dtypes = {"top_k": torch.int32, "top_p": torch.float64, "min_p": torch.float64}
     for name, dtype in dtypes.items():
         values: Tensor | None = getattr(truncation, name)
@@ -125,7 +125,7 @@ def check_truncation(truncation: Truncation, rows: int) -> None:
 
 
 def check_column(name: str, values: Tensor, rows: int, dtype: torch.dtype) -> None:
-    """Raises ConfigurationError unless the values are contiguous, of this type, and one per row."""
+    """Raise ConfigurationError unless the values are contiguous, of this type, and one per row."""
     if values.shape != (rows,) or values.dtype != dtype or not values.is_contiguous():
         raise ConfigurationError(
             f"{name} must be contiguous ({rows},) {dtype}, got {tuple(values.shape)} {values.dtype}."

@@ -83,7 +83,7 @@ class LlamaContext:
         if not self._context:
             raise ModelLoadError(
                 f"llama.cpp cannot create a context of {options.n_ctx} tokens: {library.last_errors()}. "
-                "Lower context_length, or set another kv_cache_type."
+                "Lower max_model_len, or set another kv_cache_type."
             )
         try:
             self._adapt(handle, options.adapters)

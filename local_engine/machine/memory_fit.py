@@ -143,8 +143,8 @@ def _suggested_length(header: GgufHeader, cells: int) -> int:
 
 
 def _suggest_shorter(tokens: int) -> str:
-    """Suggest a context length. If it is below the default, the KV cache shrinks only together with `parallel=1`."""
-    return f"use context_length={tokens}{' and parallel=1' if tokens < DEFAULT_CELLS else ''}"
+    """Suggest a context length. Below the default, the KV cache shrinks only together with `max_num_seqs=1`."""
+    return f"use max_model_len={tokens}{' and max_num_seqs=1' if tokens < DEFAULT_CELLS else ''}"
 
 
 def _layer_cache(header: GgufHeader, plan: MemoryPlan, layer: int) -> float:

@@ -58,8 +58,8 @@ class ContextLayout:
     @classmethod
     def of(cls, model: ModelTraits, options: LocalOptions) -> ContextLayout:
         """Derive the layout from model and options. Call `options.check()` before."""
-        parallel, small = options.parallel or _PARALLEL, model.parameters < SMALL
-        context_length = options.context_length or min(model.train_context, DEFAULT_CELLS)
+        parallel, small = options.max_num_seqs or _PARALLEL, model.parameters < SMALL
+        context_length = options.max_model_len or min(model.train_context, DEFAULT_CELLS)
         kv_cache_type = options.kv_cache_type or ("f32" if small else "f16")
         exact = kv_cache_type == "f32" and not options.flash_attention
         scores_prompts = small if options.prompt_logprobs is None else options.prompt_logprobs

@@ -43,7 +43,7 @@ class LoopOptions:
     # Number of sequence ids in the context.
     sequences: int
     # Maximum number of waiting requests.
-    queue_limit: int
+    max_waiting: int
     limits: SchedulerLimits
 
 
@@ -83,9 +83,9 @@ class LocalEngineLoop:
         with self._lock:
             if self._closed:
                 raise EngineError(_CLOSED)
-            if self._open >= limits.running + self._options.queue_limit:
+            if self._open >= limits.running + self._options.max_waiting:
                 raise OverloadedError(
-                    f"The local engine's queue is full ({self._options.queue_limit} requests waiting): try again later."
+                    f"The local engine's queue is full ({self._options.max_waiting} requests waiting): try again later."
                 )
             self._open += 1
             self._inbox.put(partial(self._accept, job))

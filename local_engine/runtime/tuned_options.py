@@ -15,15 +15,17 @@ from ..machine.memory_fit import KvCacheType
 from ..options import QUANTIZED, LocalOptions
 
 
-class TunedSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Tuned fields of `LocalOptions`; None keeps the default."""
+class TunedSettings(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"max_model_len": "context_length", "max_num_seqs": "parallel"}
+):
+    """Tuned fields of `LocalOptions`, stored under their former names; None keeps the default."""
 
     threads: int | None = None
     repack: bool | None = None
     ubatch: int | None = None
     kv_cache_type: KvCacheType | None = None
-    context_length: int | None = None
-    parallel: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
 
 
 prepare_types(TunedSettings)

@@ -105,8 +105,8 @@ def tune(path: Path, available: int, *, report: Callable[[TrialResult], None] = 
         repack=None if best.repack == default.repack else best.repack,
         ubatch=None if best.ubatch == default.ubatch else best.ubatch,
         kv_cache_type=fitting.kv_cache_type,
-        context_length=fitting.context_length,
-        parallel=fitting.parallel,
+        max_model_len=fitting.max_model_len,
+        max_num_seqs=fitting.max_num_seqs,
     )
     remember(path, settings)
     return Tuning(settings, default, tuple(search.runs), gain, tuple(search.skipped), time.monotonic() - started)
@@ -129,8 +129,8 @@ def _options_by_memory(header: GgufHeader) -> Iterator[LocalOptions]:
     kind: KvCacheType | None = "q8_0" if quantizable(header) else None
     longest = layout_of(header, LocalOptions()).context_length
     for context in (None, *range((longest - 1) // _CONTEXT_STEP * _CONTEXT_STEP, 0, -_CONTEXT_STEP)):
-        for parallel in _FEWER:
-            yield LocalOptions(kv_cache_type=kind, context_length=context, parallel=parallel)
+        for running in _FEWER:
+            yield LocalOptions(kv_cache_type=kind, max_model_len=context, max_num_seqs=running)
 
 
 def _descend(search: _Search, default: Candidate, machine: Machine, header: GgufHeader) -> tuple[Candidate, float]:

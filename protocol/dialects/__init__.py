@@ -1,1 +1,1 @@
-"""Translations between OpenAI chat completions and Anthropic's, Ollama's and the Responses API; a parser of forms."""
+"""Translations between OpenAI chat completions and other APIs (Messages, Ollama, Responses), and a form parser."""

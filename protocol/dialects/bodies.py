@@ -13,8 +13,8 @@ from ..http.wire import close_body
 class TranslatedBody:
     """Stream of events that `events` encodes from the payloads of `body`. `aclose` also closes an unread `body`.
 
-    `error_event` encodes an UpstreamError of `events`. None: their last event encodes the error.
-    If `body` has a method `hold_end`, the translation decides the status in the request's row.
+    `error_event` encodes an UpstreamError that `events` raises. None: the last event of `events` encodes the error.
+    If `body` has a method `hold_end`, this class decides the status in the request's ledger row.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TranslatedBody:
         events = list[bytes]()
         try:
             events.append(await anext(self._events))
-            while self._is_read:  # send the last events together, once the row has the status
+            while self._is_read:  # send the last events together, once the ledger row has its status
                 events.append(await anext(self._events))
         except StopAsyncIteration:
             await self._finish(200)

@@ -14,8 +14,11 @@ import msgspec
 from ..http.lenient_json import json_bytes, object_of, objects_of, raw_object
 from .opaque_state import add_details
 
-#: Fields whose text is concatenated across chunks; for other fields the last value counts.
-_TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments")
+#: Fields whose texts or lists are concatenated across chunks. For other fields the last value counts.
+_TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments", "input")
+_LISTS = ("thinking_blocks", "annotations", "citations")  # each chunk adds complete entries
+#: Anthropic's stop reason of an unfinished answer, and the `stop_reason` of its chat choice.
+PAUSED = "pause_turn"
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
@@ -32,12 +35,13 @@ class _Message:
             if name == "tool_calls":
                 for index, call in calls_of(delta):
                     self.calls.setdefault(index, _Message()).add(call)
-            elif name == "function":
+            elif name in ("function", "custom"):
                 self.add(object_of(value))
             elif name in _TEXTS and isinstance(value, str):
                 self.texts.setdefault(name, []).append(value)
-            elif name == "thinking_blocks":  # as LiteLLM names them; a chunk holds whole blocks
-                self.fields[name] = [*self.fields.get(name, ()), *objects_of(value)]
+            elif name in _LISTS and isinstance(value, list):
+                entries = [{key: part for key, part in each.items() if key != "index"} for each in objects_of(value)]
+                self.fields |= {name: [*self.fields.get(name, ()), *entries]} if entries else {}
             elif name == "reasoning_details":
                 add_details(self.fields.setdefault(name, []), objects_of(value))
             elif value is not None and name != "index":
@@ -46,12 +50,15 @@ class _Message:
     def whole(self) -> dict[str, Any]:
         said = {**self.fields, **{name: "".join(pieces) for name, pieces in self.texts.items()}}
         message = {"role": "assistant", "content": None, "refusal": None, **said}
-        return {**message, "tool_calls": [call.call() for call in self.calls.values()]} if self.calls else message
+        if self.calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [call.call() for call in self.calls.values()]
+        return message
 
     def call(self) -> dict[str, Any]:
-        said = {name: value for name, value in self.fields.items() if name != "name"}
-        arguments = "".join(self.texts.get("arguments", ()))
-        return {"type": "function", **said, "function": {"name": self.fields.get("name"), "arguments": arguments}}
+        said = {"type": "function"} | {name: value for name, value in self.fields.items() if name != "name"}
+        form, field = ("custom", "input") if said["type"] == "custom" else ("function", "arguments")
+        return {**said, form: {"name": self.fields.get("name"), field: "".join(self.texts.get(field, ()))}}
 
 
 @dataclass(slots=True)
@@ -134,6 +141,24 @@ def framed(event: dict[str, Any]) -> bytes:
 def first_choices(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the first choice of a chunk or of a whole completion, if any."""
     return (choice for choice in objects_of(chunk.get("choices")) if choice.get("index") in (0, None))
+
+
+def deltas_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the delta of a streamed choice, or the message of a whole choice as deltas.
+
+    A message has the field `deltas`, its pieces in the order of writing, only if that order is unusual. The usual
+    order is reasoning, text, tool calls.
+    """
+    said = object_of(choice.get("delta") or choice.get("message"))
+    return objects_of(said.get("deltas")) or [said]
+
+
+def citations_of(delta: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return Anthropic's citations of the text block that ends with this delta, or None if no block ends here."""
+    given = delta.get("citations")
+    if not isinstance(given, list) or not all("type" in each for each in objects_of(given)):
+        return None  # some other clouds have a field `citations` that lists URLs
+    return [{name: value for name, value in each.items() if name != "index"} for each in objects_of(given)]
 
 
 def reasoning_of(message: dict[str, Any]) -> str:

@@ -11,12 +11,12 @@ from ..http.lenient_json import object_of
 from .chat_chunks import content_of
 
 Block = dict[str, Any]
-#: Types of blocks of tools that only a vendor's servers run.
+#: Types of content blocks that belong to tools run by a vendor's servers, such as Anthropic's web search.
 _VENDOR = re.compile(r"server_tool_use|mcp_tool_use|\w+_tool_result|container_upload|tool_reference|compaction")
 
 
 def is_vendor_block(block: Block) -> bool:
-    """Return whether a block belongs to a tool that only a vendor's servers run. These blocks are left out."""
+    """Return whether a block belongs to a tool run by a vendor's servers. Translations leave such blocks out."""
     return _VENDOR.fullmatch(str(block.get("type"))) is not None
 
 
@@ -48,7 +48,7 @@ def _blocks(content: Any, param: str) -> list[Block]:
 
 
 def _user(blocks: list[Block], param: str) -> list[Block]:
-    """Convert a user turn: tool results become separate messages, before the other content."""
+    """Convert a user turn. Tool results become separate messages before the other content of the turn."""
     results = [_result(block, f"{param}[{index}]") for index, block in enumerate(blocks) if _is_result(block)]
     rest = [block for block in blocks if not _is_result(block)]
     return [*results, {"role": "user", "content": _content(rest, param)}] if rest or not results else results
@@ -75,7 +75,7 @@ def _assistant(blocks: list[Block], param: str) -> Block:
             texts[kind].append(_text(block, kind, place))
         elif kind == "tool_use":
             calls.append(_call(block, place))
-        elif kind != "redacted_thinking" and not is_vendor_block(block):  # only Anthropic can decrypt thinking
+        elif kind != "redacted_thinking" and not is_vendor_block(block):  # readable only for Anthropic
             raise _foreign(kind, place)
     said: Block = {"role": "assistant", "content": "".join(texts["text"]) or (None if calls else "")}
     if texts["thinking"]:

@@ -9,14 +9,17 @@ from functools import partial
 from typing import Any
 
 from ..errors import UpstreamError
-from ..http.lenient_json import json_of, object_of, objects_of
+from ..http.lenient_json import json_bytes, json_of, object_of, objects_of
 from ..http.wire import WireResponse, anthropic_error
 from .bodies import TranslatedBody
 from .chat_chunks import (
+    PAUSED,
     are_complete,
     arguments_of,
     calls_of,
+    citations_of,
     count_of,
+    deltas_of,
     first_choices,
     framed,
     reasoning_of,
@@ -61,10 +64,12 @@ class AnthropicEvents:
         self._open: dict[str, Any] | None = None
         self._call: int | None = None  # index of the call in the open block
         self._calls: dict[int, dict[str, Any]] = {}  # blocks by index of the call
+        self._custom: set[int | None] = set()  # indices of the calls of custom tools
         self._waiting: dict[int, str] = {}  # buffered arguments of calls whose blocks have not started
-        self._state: dict[str, Any] = {}  # opaque fields of the message that are not sent yet
+        self._state: dict[str, Any] = {}  # fields for `_seal` to send
         self._refused = False
         self._finish_reason: str | None = None
+        self._is_paused = False
 
     def begin(self) -> list[bytes]:
         self._emit("message_start", message=self.message)
@@ -79,11 +84,16 @@ class AnthropicEvents:
         if usage := object_of(chunk.get("usage")):
             self.message["usage"] = _usage(usage)
         for choice in first_choices(chunk):
-            self._read_choice(choice)
+            for delta in deltas_of(choice):
+                self._read_delta(delta)
+            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            stopped_by: Any = choice.get("stop_reason")
+            self._is_paused |= choice.get("finish_reason") == "length" and stopped_by == PAUSED
+            if stopped_by in self._stop_sequences:
+                self.message["stop_sequence"] = stopped_by
         return self._taken()
 
-    def _read_choice(self, choice: dict[str, Any]) -> None:
-        delta = object_of(choice.get("delta") or choice.get("message"))
+    def _read_delta(self, delta: dict[str, Any]) -> None:
         if not (signed := objects_of(delta.get("thinking_blocks"))):
             self._emit_text("thinking", reasoning_of(delta))
         for block in signed:
@@ -94,15 +104,12 @@ class AnthropicEvents:
             self._seal()
         self._state |= {name: delta[name] for name in ("extra_content",) if delta.get(name)}
         self._emit_text("text", text_of(delta.get("content")))
+        self._cite(delta)
         if refusal := text_of(delta.get("refusal")):
             self._refused = True
             self._emit_text("text", refusal)
         for index, call in calls_of(delta):
             self._add_to_call(index, call)
-        self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        stopped_by: Any = choice.get("stop_reason")
-        if stopped_by in self._stop_sequences:
-            self.message["stop_sequence"] = stopped_by
 
     def end(self) -> list[bytes]:
         """Finish the message. Raises UpstreamError if no chunk had a finish reason."""
@@ -111,18 +118,18 @@ class AnthropicEvents:
         self._begin_waiting(at_end=True)
         self._close()
         self._seal()
-        notes, cut = list[str](), self._finish_reason == "length"
+        notes, cut = list[str](), self._finish_reason == "length" and not self._is_paused
         for block in self.message["content"]:
             if block["type"] == "tool_use":
                 block["input"], changes = arguments_of(block["name"], block["input"], cut=cut)
                 notes += changes
         message = self.message = with_notes(self.message, *notes)
         reason = _STOP_REASONS.get(self._finish_reason, "end_turn")
-        if reason in ("end_turn", "tool_use"):  # some clouds end tool calls with `stop`, on which agents would stop
+        if reason in ("end_turn", "tool_use"):  # some clouds end tool calls with `stop`
             reason = "tool_use" if any(block["type"] == "tool_use" for block in message["content"]) else "end_turn"
         if self._finish_reason == "stop" and message["stop_sequence"] is not None:
             reason = "stop_sequence"
-        message["stop_reason"] = "refusal" if self._refused else reason
+        message["stop_reason"] = "refusal" if self._refused else PAUSED if self._is_paused else reason
         delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
         extension = {"updraft": message["updraft"]} if "updraft" in message else {}
         self._emit("message_delta", delta=delta, usage=message["usage"], **extension)
@@ -136,8 +143,21 @@ class AnthropicEvents:
             self._begin_block({"type": kind, **_BEGUN[kind]})
         self._grow(text)
 
+    def _cite(self, delta: dict[str, Any]) -> None:
+        """Add a delta's citations to the open text block. Anthropic's list of them ends the block, even if empty."""
+        own, opened = citations_of(delta), self._open
+        if opened is None or opened["type"] != "text":
+            return
+        urls = [object_of(each.get("url_citation")) for each in objects_of(delta.get("annotations"))]
+        for citation in [_web_citation(url) for url in urls if url] if own is None else own:
+            opened["citations"] = [*opened.get("citations", ()), citation]
+            place = len(self.message["content"])
+            self._emit("content_block_delta", index=place, delta={"type": "citations_delta", "citation": citation})
+        if own is not None:
+            self._close()
+
     def _sign(self, block: dict[str, Any]) -> None:
-        """End a signed thinking block, whose text was streamed before unless the answer is whole."""
+        """Send a signed thinking block, without its text if that was already streamed."""
         opened = self._open
         if block.get("type") == "redacted_thinking":
             self._begin_block({"type": "redacted_thinking", "data": block.get("data")})
@@ -151,17 +171,22 @@ class AnthropicEvents:
         self._close()
 
     def _seal(self) -> None:
-        """Send the opaque fields, which have no equivalent in Anthropic's API."""
+        """Send the cloud's `OPAQUE` fields in a redacted thinking block, as Anthropic's API has no fields for them."""
         if sealed := seal(self._state):
             self._state = {}
             self._sign(blocks_of(sealed)[0])
 
     def _add_to_call(self, index: int, call: dict[str, Any]) -> None:
-        function = object_of(call.get("function"))
-        text = text_of(function.get("arguments"))
+        function, custom = object_of(call.get("function")), object_of(call.get("custom"))
+        text, name = text_of(function.get("arguments")), function.get("name") or custom.get("name") or ""
+        if custom:  # the text of a custom tool becomes the argument `input`
+            text = json_bytes(text_of(custom.get("input"))).decode()[1:-1]
+        if custom and index not in self._calls:
+            self._custom.add(index)
+            text = '{"input":"' + text
         if index not in self._calls:
             call_id = id_of(call, f"toolu_{secrets.token_hex(12)}")
-            self._calls[index] = {"type": "tool_use", "id": call_id, "name": function.get("name") or "", "input": {}}
+            self._calls[index] = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
             self._waiting[index] = ""
         if index in self._waiting:
             self._waiting[index] += text
@@ -194,6 +219,8 @@ class AnthropicEvents:
         self._emit("content_block_delta", index=len(self.message["content"]), delta={"type": kind, name: text})
 
     def _close(self) -> None:
+        if self._call in self._custom:
+            self._grow('"}')
         block, text = self._open, "".join(self._texts)
         if block is None:
             return
@@ -209,6 +236,12 @@ class AnthropicEvents:
     def _taken(self) -> list[bytes]:
         events, self._events = self._events, []
         return events
+
+
+def _web_citation(url: dict[str, Any]) -> dict[str, Any]:
+    """Convert OpenAI's `url_citation`, which has neither the cited text nor Anthropic's encrypted index."""
+    named = {"url": url.get("url"), "title": url.get("title")}
+    return {"type": "web_search_result_location", **named, "cited_text": "", "encrypted_index": ""}
 
 
 def whole_message(request: MessagesRequest, completion: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +264,7 @@ def message_of(request: MessagesRequest, answer: WireResponse, count: Callable[[
 async def _streamed(
     request: MessagesRequest, count: Callable[[], Awaitable[int]], payloads: AsyncIterator[bytes]
 ) -> AsyncGenerator[bytes]:
-    """Yield the events of a message. The first has the counted prompt tokens, the last the usage of the stream."""
+    """Yield the events of a message. The first event has the result of `count`; the last has the cloud's usage."""
     events = AnthropicEvents(request, await count())
     yield b"".join(events.begin())
     async for payload in payloads:

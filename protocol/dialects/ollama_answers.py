@@ -10,7 +10,8 @@ from typing import Any
 
 from ..errors import UpstreamError
 from ..http.lenient_json import json_line, json_of, object_of, objects_of
-from .chat_chunks import ChatChunks, arguments_of, first_choices, reasoning_of, text_of, with_notes
+from ..turns import as_function
+from .chat_chunks import ChatChunks, arguments_of, citations_of, first_choices, reasoning_of, text_of, with_notes
 from .ollama_request import OllamaChat, OllamaGenerate
 from .opaque_state import id_of, seal
 
@@ -30,7 +31,7 @@ class OllamaAnswer:
     def part(
         self, text: str, thinking: str = "", calls: list[dict[str, Any]] | None = None, logprobs: Any = None
     ) -> dict[str, Any]:
-        """Build one response object with a piece of the answer. `logprobs`: the choice's."""
+        """Build one response object with a piece of the answer. `logprobs`: the field of the chat choice."""
         thought = {"thinking": thinking} if thinking else {}
         if isinstance(self.request, OllamaGenerate):
             said: dict[str, Any] = {"response": text, **thought}
@@ -43,7 +44,7 @@ class OllamaAnswer:
         return {"model": self.request.model, "created_at": now, **said, **scored, "done": False}
 
     def delta(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
-        """Convert a streamed chunk; None if it has no text. Tool calls are sent whole, at the end (`ends`)."""
+        """Convert a streamed chunk; None if the chunk has no text. `ends` sends the tool calls at the end."""
         for choice in first_choices(chunk):
             text, thinking = _text_and_reasoning(object_of(choice.get("delta")))
             if text or thinking:
@@ -138,7 +139,7 @@ def error_line(message: str) -> bytes:
 
 
 def _sign(part: dict[str, Any], message: dict[str, Any]) -> None:
-    """Add the opaque fields of a chat message, for callers that send messages back as they are."""
+    """Add the message's `OPAQUE` fields as `thinking_signature`, for callers that send messages back unchanged."""
     if "message" in part and (sealed := seal(message)):
         part["message"]["thinking_signature"] = sealed
 
@@ -148,15 +149,17 @@ def _text_and_reasoning(message: dict[str, Any]) -> tuple[str, str]:
 
 
 def _read(completion: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]:
-    """Return the message, its converted tool calls, and the completion with notes on changed arguments. Raises
+    """Return the message, its converted tool calls, and the completion with notes on what is lost or changed. Raises
     UpstreamError if the completion has no finish reason."""
     choices = objects_of(completion.get("choices"))
     if not choices or choices[0].get("finish_reason") is None:
         raise UpstreamError("The answer ended without a finish reason.")
     message, cut = object_of(choices[0].get("message")), choices[0]["finish_reason"] == "length"
     calls, notes = list[dict[str, Any]](), list[str]()
+    if cited := citations_of(message) or objects_of(message.get("annotations")):
+        notes.append(f"citations were left out: {len(cited)}")
     for index, call in enumerate(objects_of(message.get("tool_calls"))):
-        function = object_of(call.get("function"))
+        function = object_of(as_function(call).get("function"))
         arguments, changes = arguments_of(text_of(function.get("name")), text_of(function.get("arguments")), cut=cut)
         notes += changes
         named = {"id": identifier} if (identifier := id_of(call, "")) else {}

@@ -1,4 +1,4 @@
-"""Signatures of reasoning and tool calls, which dialects without a field for them carry in opaque texts and in IDs."""
+"""Signatures that clouds add to reasoning and tool calls. APIs without a field for them carry them in texts and IDs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _IN_ID = "__updraft_"
 
 
 def seal(message: dict[str, Any]) -> str:
-    """Return the opaque fields of a message as one text, which is empty without such fields."""
+    """Encode the `OPAQUE` fields of a message as one text, or as "" if the message has none of these fields."""
     state = {name: message[name] for name in OPAQUE if message.get(name)}
     return _SEALED + base64.urlsafe_b64encode(json_bytes(state)).decode() if state else ""
 
 
 def blocks_of(sealed: Any) -> list[dict[str, Any]]:
-    """Return the thinking blocks that carry a text by `seal` to `restored`; none for any other value."""
+    """Return a thinking block that carries the result of `seal`, for `restored` to read; none for another value."""
     is_sealed = isinstance(sealed, str) and sealed.startswith(_SEALED)
     return [{"type": "redacted_thinking", "data": sealed}] if is_sealed else []
 
@@ -33,8 +33,8 @@ def id_of(call: dict[str, Any], otherwise: str) -> str:
 
 
 def restored(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a chat message with the fields that its thinking blocks and IDs carry."""
-    made, blocks = dict(message), list[dict[str, Any]]()
+    """Return a chat message with the fields that its thinking blocks and IDs carry, and without its `deltas`."""
+    made, blocks = {name: value for name, value in message.items() if name != "deltas"}, list[dict[str, Any]]()
     given = objects_of(message.get("thinking_blocks"))
     for block in given:
         if not blocks_of(block.get("data")):
@@ -69,7 +69,7 @@ def _call(call: Any) -> Any:
 
 
 def _decoded(text: str) -> dict[str, Any]:
-    """Return the fields; none if the caller has changed the text."""
+    """Decode fields from Base64 of JSON. Return no fields for invalid text, which the caller has changed."""
     try:
         return object_of(json_of(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)))
     except ValueError:

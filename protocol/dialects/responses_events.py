@@ -12,14 +12,31 @@ import msgspec
 
 from ..errors import UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of
-from .chat_chunks import calls_of, count_of, first_choices, framed, reasoning_of, text_of
+from .chat_chunks import (
+    PAUSED,
+    calls_of,
+    citations_of,
+    count_of,
+    deltas_of,
+    first_choices,
+    framed,
+    reasoning_of,
+    text_of,
+    with_notes,
+)
 from .opaque_state import add_details, id_of, seal
 from .responses_items import Item, item_id
 from .responses_request import ResponsesRequest
 
-_Kind = Literal["output_text", "refusal", "reasoning_text", "function_call_arguments"]
+_Kind = Literal["output_text", "refusal", "reasoning_text", "function_call_arguments", "custom_tool_call_input"]
 #: Field of each kind's `.done` event that holds the whole text.
-_WHOLE = {"output_text": "text", "refusal": "refusal", "reasoning_text": "text", "function_call_arguments": "arguments"}
+_WHOLE = {
+    "output_text": "text",
+    "refusal": "refusal",
+    "reasoning_text": "text",
+    "function_call_arguments": "arguments",
+    "custom_tool_call_input": "input",
+}
 _ECHOED = (
     "instructions", "previous_response_id", "background", "max_output_tokens", "max_tool_calls", "tool_choice",
     "metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -28,7 +45,7 @@ _ECHOED = (
 _DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_logprobs": 0}
 _EFFECTIVE = ("temperature", "top_p", "service_tier")  # reported by the model that answers
 _NO_DETAILS = {"description": None, "parameters": None, "strict": False}
-_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter", PAUSED: PAUSED}
 
 
 def begun_response(request: ResponsesRequest, *, stored: bool) -> dict[str, Any]:
@@ -67,16 +84,19 @@ class _OpenItem:
     content_index: int = 0
     pieces: list[str] = field(default_factory=list[str])
     logprobs: list[Item] = field(default_factory=list[Item])
+    annotations: list[Item] = field(default_factory=list[Item])
+    # Place of the part in the text of the whole answer, in characters.
+    begin_at: int = 0
 
     @property
     def has_parts(self) -> bool:
-        return self.kind != "function_call_arguments"
+        return self.kind not in ("function_call_arguments", "custom_tool_call_input")
 
     @property
     def part(self) -> Item:
         text = "".join(self.pieces)
         if self.kind == "output_text":
-            return {"type": self.kind, "text": text, "annotations": [], "logprobs": self.logprobs}
+            return {"type": self.kind, "text": text, "annotations": self.annotations, "logprobs": self.logprobs}
         return {"type": self.kind, _WHOLE[self.kind]: text}
 
 
@@ -90,8 +110,10 @@ class ResponseEvents:
         self._sequence = sequence
         self._text: _OpenItem | None = None
         self._calls: dict[int, _OpenItem] = {}
-        self._state: dict[str, Any] = {}  # opaque fields of the message that are not sent yet
+        self._state: dict[str, Any] = {}  # fields for `_seal` to send
         self._finish_reason: str | None = None
+        self._num_chars = 0  # characters in the answer's text so far
+        self._num_lost = 0  # citations without an equivalent
 
     def begin(self) -> list[bytes]:
         made: list[Item] = self.response["output"]
@@ -114,21 +136,26 @@ class ResponseEvents:
         if usage := object_of(chunk.get("usage")):
             self.response["usage"] = usage_of(usage)
         for choice in first_choices(chunk):
-            delta = object_of(choice.get("delta") or choice.get("message"))
             logprobs = objects_of(object_of(choice.get("logprobs")).get("content"))
-            self._emit_text("reasoning_text", reasoning_of(delta))
-            for name, add in (("thinking_blocks", list[Item].extend), ("reasoning_details", add_details)):
-                if given := objects_of(delta.get(name)):
-                    add(self._state.setdefault(name, []), given)
-            if delta.get("content") or delta.get("tool_calls"):
-                self._seal()
-            self._state |= {name: delta[name] for name in ("extra_content",) if delta.get(name)}
-            self._emit_text("output_text", text_of(delta.get("content")), logprobs)
-            self._emit_text("refusal", text_of(delta.get("refusal")))
-            for index, call in calls_of(delta):
-                self._call(index, call)
-            self._finish_reason = choice.get("finish_reason") or self._finish_reason
+            for delta in deltas_of(choice):
+                self._read_delta(delta, logprobs)
+            reason = PAUSED if choice.get("stop_reason") == PAUSED else choice.get("finish_reason")
+            self._finish_reason = reason or self._finish_reason
         return self._taken()
+
+    def _read_delta(self, delta: dict[str, Any], logprobs: list[Item]) -> None:
+        self._emit_text("reasoning_text", reasoning_of(delta))
+        for name, add in (("thinking_blocks", list[Item].extend), ("reasoning_details", add_details)):
+            if given := objects_of(delta.get(name)):
+                add(self._state.setdefault(name, []), given)
+        if delta.get("content") or delta.get("tool_calls"):
+            self._seal()
+        self._state |= {name: delta[name] for name in ("extra_content",) if delta.get(name)}
+        self._emit_text("output_text", text_of(delta.get("content")), logprobs)
+        self._annotate(delta)
+        self._emit_text("refusal", text_of(delta.get("refusal")))
+        for index, call in calls_of(delta):
+            self._call(index, call)
 
     def end(self) -> list[bytes]:
         """Finish the response, or fail it if no chunk had a finish reason."""
@@ -144,6 +171,9 @@ class ResponseEvents:
         status, details = ("completed", None) if reason is None else ("incomplete", {"reason": reason})
         self._seal()
         self._close_all(status)
+        if self._num_lost:
+            note = f"citations without a URL were left out: {self._num_lost}"
+            self.response |= with_notes(self.response, note)
         self.response |= {"status": status, "completed_at": int(time.time()), "incomplete_details": details}
         self._emit(f"response.{status}", response=self.response)
         return self._taken()
@@ -163,12 +193,13 @@ class ResponseEvents:
         opened = self._text if self._text is not None and self._text.kind == kind else self._open_text(kind)
         shown = [_logprob(each) for each in logprobs]
         opened.pieces.append(text)
+        self._num_chars += len(text) if kind == "output_text" else 0
         opened.logprobs += shown
         extra = {"logprobs": shown} if kind == "output_text" else {}
         self._emit(f"response.{kind}.delta", **self._place(opened), delta=text, **extra)
 
     def _open_text(self, kind: _Kind) -> _OpenItem:
-        """Start a part of the open message if there is one and `kind` belongs in a message; else start a new item."""
+        """Start a part of the open message if `kind` belongs in a message and one is open; else start a new item."""
         before = self._text
         if before is not None and "reasoning_text" not in (kind, before.kind):
             self._close_part(before)
@@ -181,11 +212,26 @@ class ResponseEvents:
                 item = {"type": "reasoning", "summary": [], "content": []}
             self._text = self._add(item, kind)
         opened = self._text
+        opened.begin_at = self._num_chars
         self._emit("response.content_part.added", **self._place(opened), part=opened.part)
         return opened
 
+    def _annotate(self, delta: dict[str, Any]) -> None:
+        """Add a delta's URL citations to the open text part, with indices from the start of this part."""
+        opened = self._text
+        urls = [object_of(each.get("url_citation")) for each in objects_of(delta.get("annotations"))]
+        self._num_lost += max(0, len(citations_of(delta) or ()) - len(urls))
+        if opened is None or opened.kind != "output_text":
+            return
+        for url in filter(None, urls):
+            places = {name: max(0, count_of(url, name) - opened.begin_at) for name in ("start_index", "end_index")}
+            annotation = {"type": "url_citation", **url, **places}
+            index = {"annotation_index": len(opened.annotations)}
+            opened.annotations.append(annotation)
+            self._emit("response.output_text.annotation.added", **self._place(opened), **index, annotation=annotation)
+
     def _seal(self) -> None:
-        """Send the opaque fields of the message with the open reasoning, or else as an item without a text."""
+        """Send the cloud's `OPAQUE` fields with the open reasoning item, or else in a reasoning item without text."""
         sealed, opened = seal(self._state), self._text
         if not sealed:
             return
@@ -201,18 +247,24 @@ class ResponseEvents:
             self._emit("response.output_item.done", output_index=made.output_index, item=made.item)
 
     def _call(self, index: int, call: Item) -> None:
-        function = object_of(call.get("function"))
+        custom = object_of(call.get("custom"))
+        kind: _Kind = "custom_tool_call_input" if custom else "function_call_arguments"
+        called = custom or object_of(call.get("function"))
         opened = self._calls.get(index)
         if opened is None:
             if self._text is not None:
                 self._close(self._text, "completed")
                 self._text = None
-            item = {"type": "function_call", "call_id": id_of(call, f"call_{secrets.token_hex(12)}")}
-            item |= {"name": function.get("name") or "", "arguments": ""}
-            opened = self._calls[index] = self._add(item, "function_call_arguments")
-        if text := text_of(function.get("arguments")):
+            item = {"type": "custom_tool_call" if custom else "function_call"}
+            item |= {
+                "call_id": id_of(call, f"call_{secrets.token_hex(12)}"),
+                "name": called.get("name") or "",
+                _WHOLE[kind]: "",
+            }
+            opened = self._calls[index] = self._add(item, kind)
+        if text := text_of(called.get(_WHOLE[kind])):
             opened.pieces.append(text)
-            self._emit("response.function_call_arguments.delta", **self._place(opened), delta=text)
+            self._emit(f"response.{opened.kind}.delta", **self._place(opened), delta=text)
 
     def _add(self, fields: Item, kind: _Kind) -> _OpenItem:
         output: list[Item] = self.response["output"]

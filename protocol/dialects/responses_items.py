@@ -15,11 +15,21 @@ from .opaque_state import blocks_of
 
 Item = dict[str, Any]
 _PREFIXES = {
-    "message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs", "compaction": "cmp",
-}  # fmt: skip
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
+#: Fields of calls and their outputs that must be strings.
+_CALL_FIELDS = {"function_call": ("call_id", "name", "arguments"), "custom_tool_call": ("call_id", "name", "input")}
 _COMPACTED = "updraft-1."  # start of the content of compaction items that this server can read
-#: Types of items of built-in tools, remote MCP servers, custom tools and compacted conversations.
-_VENDOR = re.compile(r"(?!function_).+_(call|call_output|list_tools|approval_request|approval_response)|compaction.*")
+#: Types of items of built-in tools, remote MCP servers and compacted conversations.
+_VENDOR = re.compile(
+    r"(?!function_|custom_tool_).+_(call|call_output|list_tools|approval_request|approval_response)|compaction.*"
+)
 _ROLES = ("user", "assistant", "system", "developer")
 
 
@@ -94,8 +104,9 @@ def _full(item: Item, param: str) -> Item:
         if kind == "function_call":
             arguments: Any = item.get("arguments") or {}
             full["arguments"] = json_bytes(arguments).decode() if isinstance(arguments, dict) else arguments
+        if kind in _CALL_FIELDS:
             full["call_id"] = item.get("call_id") or full["id"]
-        for name in ("call_id", *(("name", "arguments") if kind == "function_call" else ())):
+        for name in _CALL_FIELDS.get(kind, ("call_id",)):
             if not isinstance(full.get(name), str):
                 raise invalid_value(f"{param}.{name}", "must be a string")
     return full
@@ -134,7 +145,11 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
             function = {"name": item["name"], "arguments": item["arguments"]}
             call = {"id": item["call_id"], "type": "function", "function": function}
             _turn(messages).setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
+        elif kind == "custom_tool_call":
+            custom = {"name": item["name"], "input": item["input"]}
+            call = {"id": item["call_id"], "type": "custom", "custom": custom}
+            _turn(messages).setdefault("tool_calls", []).append(call)
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             output, place = item.get("output"), f"{param}.output"
             content = output if isinstance(output, str) else _content(_list_of_parts(output, place), place)
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})

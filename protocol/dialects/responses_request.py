@@ -151,7 +151,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
     if len(metadata) > _MAX_PAIRS:
         raise invalid_value("metadata", f"at most {_MAX_PAIRS} pairs are allowed, got {len(metadata)}")
     if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in metadata.items()):
-        raise invalid_value("metadata", f"keys may have up to {_MAX_KEY} characters and values up to {_MAX_VALUE}")
+        raise invalid_value("metadata", f"keys must have at most {_MAX_KEY} characters and values at most {_MAX_VALUE}")
 
 
 def chat_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:

@@ -41,10 +41,10 @@ class NativeRequest:
     # Name of the provider with this API.
     provider: str
     fields: Mapping[str, Any]
-    # The translation of `fields` to a chat request.
-    chat: Mapping[str, Any]
     # Headers that only this API has, by lower-case name.
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    # The chat request to which `fields` were translated. The router sets it.
+    chat: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)

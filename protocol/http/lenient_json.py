@@ -46,7 +46,7 @@ def json_of(raw: bytes, *, exact: bool = False) -> Any:
         pass
     try:
         text = raw.decode(json.detect_encoding(raw), "replace")
-        value = json.loads(text, parse_constant=lambda _: None, parse_float=_finite)
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
         return value if exact else json.loads(paired(json.dumps(value, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
@@ -86,6 +86,19 @@ def json_line(value: Any) -> bytes:
     return line + b"\n"
 
 
+def standard_json(raw: bytes) -> bytes:
+    """Return JSON that strict parsers accept: `raw` unchanged if possible, which keeps `1.10`, else encoded again.
+
+    Escaped lone surrogates stay, since they are valid JSON. Raises ValueError if `raw` is not JSON for `json_of`.
+    """
+    value = json_of(raw, exact=True)
+    try:
+        json.loads(raw.decode(), parse_constant=_refuse_infinite, parse_float=_refuse_infinite)
+    except ValueError:
+        return json_bytes(value)
+    return raw
+
+
 def raw_object(text: str) -> msgspec.Raw | None:
     """Return the JSON object in `text` unchanged but on one line; `{}` for blank text; None if not an object."""
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # joins halves of surrogate pairs
@@ -105,6 +118,11 @@ def raw_object(text: str) -> msgspec.Raw | None:
 def _finite(number: str) -> float | None:
     value = float(number)
     return value if isfinite(value) else None
+
+
+def _refuse_infinite(number: str) -> None:
+    if not isfinite(float(number)):
+        raise ValueError(f"{number} is not a finite number")
 
 
 def _plain(value: Any) -> Any:

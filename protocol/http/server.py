@@ -61,7 +61,7 @@ def serve(  # noqa: PLR0913
     Raises PortInUseError, ConfigurationError, or the error with which `app` failed to start.
     """
     if not (drain_s >= 0 and math.isfinite(drain_s)):
-        raise ConfigurationError(f"drain_seconds must be a number of at least 0, got {drain_s}.", param="drain_seconds")
+        raise ConfigurationError(f"drain_timeout_s must be at least 0, got {drain_s}.", param="drain_timeout_s")
     log_to_stderr()
 
     def announce() -> None:

@@ -35,12 +35,25 @@ class TlsFiles:
         """Load a server context for TLS 1.2 and later. Raises ConfigurationError if the files are unusable."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
+            for path in (self.certificate, self.key):
+                path.open("rb").close()  # because errors of `load_cert_chain` do not name the file
             context.load_cert_chain(self.certificate, self.key, password=_no_passphrase)
-        except OSError as error:  # includes ssl.SSLError
+        except ssl.SSLError as error:
+            raise ConfigurationError(self._fault(error), param="ssl_certfile") from error
+        except OSError as error:
             raise ConfigurationError(
-                f"Cannot use {self.certificate} with {self.key} as certificate and key: {error}.", param="ssl_certfile"
+                f"Cannot read {error.filename}: {error.strerror}.", param="ssl_certfile"
             ) from error
         return context
+
+    def _fault(self, error: ssl.SSLError) -> str:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return f"{self.key} is not the key of {self.certificate}: give --ssl-keyfile the key of this certificate."
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(self.certificate)
+        except ssl.SSLError:
+            return f"{self.certificate} holds no valid certificate: give --ssl-certfile a PEM file."
+        return f"{self.key} holds no valid private key: give --ssl-keyfile a PEM file."
 
 
 class Certificate:

@@ -25,11 +25,13 @@ from ...protocol.telemetry.tracing import Span
 from ..accounting.budget import NO_CHARGE, Charge, Demand
 from ..accounting.request_record import CloudCall, RequestRecord
 from ..gates.gates import GateDecision
-from ..request.json_narrowing import table
+from ..request.json_narrowing import table, tables
 from ..state import RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
 from ..tiers.interfaces import ChargedForwarding, CloudStream
 
+#: Fields of answers that repeat their text or that no model has written.
+_UNCOUNTED = (*OPAQUE, "citations", "deltas")
 _TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
 
 
@@ -188,7 +190,9 @@ async def _reserve(attempt: CloudAttempt) -> None:
 def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
     """Charge an answer without usage by its size. An answer with hidden reasoning costs at least its reservation."""
     call = record.cloud_calls[-1]
-    answer = StreamTokenEstimate(call.unreported_tokens, bytes=text_bytes(completion.get("choices")))
+    said = [table(choice.get("message")) or choice for choice in tables(completion.get("choices")) or []]
+    size = sum(text_bytes({**each, **dict.fromkeys(_UNCOUNTED)}) for each in said)
+    answer = StreamTokenEstimate(call.unreported_tokens, bytes=size)
     call.unreported_tokens = max(answer.bound, answer.reserved if call.is_reasoning else 0)
 
 
@@ -218,7 +222,7 @@ class MeteredStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
             continues = continues or not choice.get("finish_reason")
             self._indices[index_of(choice, 0)] = None
             delta = table(choice.get("delta")) or {"content": choice.get("text")}
-            size = text_bytes({**delta, **dict.fromkeys(OPAQUE)})  # opaque fields repeat text or hold signatures
+            size = text_bytes({**delta, **dict.fromkeys(_UNCOUNTED)})
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
         if (usage := ReportedUsage.of(event)) and event["choices"]:  # usage so far; the final usage has no choices

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..request.json_narrowing import rows, table
+from ..request.json_narrowing import object_of, rows, table
 from .escapes import has_data
 
 TOO_LONG = "text beyond the length limit"
@@ -38,7 +38,7 @@ _DATA_URI = re.compile(r"\bdata:(?:([a-z]{1,32})/[\w.+-]{1,128})?[\w.+;=-]{0,200
 def unreadable_field(body: dict[str, Any]) -> str | None:
     """Return the kind of the first field or part that is not text, as one of `UNREADABLE`, or None."""
     fields = {name: value for name, value in body.items() if name not in _OPTIONS}
-    if all(isinstance(value, str) for value in (table(fields.get("metadata")) or {}).values()):
+    if all(isinstance(value, str) for value in object_of(fields.get("metadata")).values()):
         fields.pop("metadata", None)  # only names and texts
     waiting: list[Any] = [fields]
     while waiting:
@@ -64,7 +64,7 @@ def unreadable_text(text: str) -> str | None:
 def _in_object(entries: dict[str, Any]) -> Iterator[str]:
     content = entries.get("content")
     for part in rows(content) or ([] if isinstance(content, str | None) else [content]):
-        kind = (table(part) or {}).get("type")
+        kind = object_of(part).get("type")
         if not isinstance(part, str) and kind not in _TEXT_PARTS:
             yield (_kind(kind) if isinstance(kind, str) else None) or PART
     if isinstance(kind := entries.get("type"), str) and (named := _kind(kind)) is not None:

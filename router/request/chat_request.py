@@ -26,7 +26,7 @@ from ...protocol.requests import (
 from ...protocol.safety.names import check_names
 from ...protocol.structured import ignored
 from ...protocol.turns import whole_turns
-from .json_narrowing import table, tables
+from .json_narrowing import object_of, table, tables
 
 #: Smallest values that any engine accepts. `_UNBOUNDED` has smaller values that some engines read as "no limit".
 _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
@@ -84,7 +84,7 @@ class RoutingRequest:
 
     @property
     def include_usage(self) -> bool:
-        options = table(self.body.get("stream_options")) or {}
+        options = object_of(self.body.get("stream_options"))
         return options.get("include_usage") is True
 
     @property
@@ -128,6 +128,7 @@ def read_routing_request(
     InvalidRequestError if no tier could process the request."""
     read_switches(body, ChatRequest)
     body |= whole_turns(body)
+    native = None if request.native is None else replace(request.native, chat=dict(body))
     unknown = take_unknown_hints(body)
     options = take_options(body)
     check_private(options, requested_tier)
@@ -148,7 +149,7 @@ def read_routing_request(
         deadline=None if request.timeout_s is None else started + request.timeout_s,
         names=request.names,
         notes=(*request.hints, *selected.notes, *unknown),
-        forwarded=replace(selected, native=request.native),
+        forwarded=replace(selected, native=native),
     )
 
 
@@ -289,7 +290,7 @@ def _trimmed_turn(message: dict[str, Any]) -> dict[str, Any]:
         return message
     parts = list(parts)
     for at, trim in ((0, _start_trimmed), (-1, _end_trimmed)):
-        part = table(parts[at]) or {}
+        part = object_of(parts[at])
         if part.get("type") == "text" and isinstance(part.get("text"), str):
             parts[at] = {**part, "text": trim(part["text"]) or part["text"]}
     return {**message, "content": parts}

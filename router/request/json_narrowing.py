@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ...protocol.http.lenient_json import json_of
+from ...protocol.http.lenient_json import json_of, object_of
 
 
 def table(value: Any) -> dict[str, Any] | None:
@@ -15,7 +15,7 @@ def table(value: Any) -> dict[str, Any] | None:
 def object_in(raw: bytes) -> dict[str, Any]:
     """Return the JSON object in `raw`, or an empty object for anything else."""
     try:
-        return table(json_of(raw)) or {}
+        return object_of(json_of(raw))
     except ValueError:
         return {}
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...protocol.dialects.chat_chunks import ChatChunks
+from ...protocol.dialects.chat_chunks import ChatChunks, deltas_of
 from ...protocol.http import sse
 from ...protocol.http.forwarding import forwarded
 from ...protocol.http.lenient_json import json_bytes, json_of
@@ -20,7 +20,7 @@ from ...protocol.http.wire import WireRequest
 from ...protocol.safety.bounded_cache import BoundedCache
 from ..accounting.request_record import RequestRecord
 from ..request.caller import Caller
-from ..request.json_narrowing import table, tables
+from ..request.json_narrowing import object_of, table, tables
 
 _OVERHEAD = 512  # bytes of Python objects per entry
 
@@ -101,22 +101,24 @@ class CacheSlot:
 def answer_of(entry: CachedCompletion, record: RequestRecord) -> dict[str, Any]:
     """Return the cached completion with the ID of the new request, and note the cache hit in the request's `record`."""
     completion: dict[str, Any] = json_of(entry.completion, exact=True)
-    record.repeat(entry.tier, table(completion.get("usage")) or {}, time.monotonic() - entry.at)
+    record.repeat(entry.tier, object_of(completion.get("usage")), time.monotonic() - entry.at)
     return {**completion, "id": record.request_id, "updraft": record.info()}
 
 
 async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> AsyncGenerator[bytes]:
-    """Yield a completion as a stream: one chunk per choice, then a chunk with finish reasons and `updraft` object."""
+    """Yield a completion as a stream: the deltas of each choice, then the finish reasons with the `updraft` object."""
     last = ("choices", "usage", "updraft", "sampling")
     base = {name: value for name, value in completion.items() if name not in last}
     base["object"] = "chat.completion.chunk"
     choices = tables(completion.get("choices")) or []
     for choice in choices:
-        delta = {name: value for name, value in choice["message"].items() if value is not None}
-        for index, call in enumerate(tables(delta.get("tool_calls")) or []):
-            call["index"] = index
-        piece = {"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": choice.get("logprobs")}
-        yield sse.event({**base, "choices": [piece]})
+        logprobs = choice.get("logprobs")
+        for said in deltas_of(choice):
+            delta = {name: value for name, value in said.items() if value is not None}
+            for index, call in enumerate(tables(delta.get("tool_calls")) or []):
+                call.setdefault("index", index)
+            piece = {"index": choice["index"], "delta": delta, "finish_reason": None, "logprobs": logprobs}
+            yield sse.event({**base, "choices": [piece]})
     nothing: dict[str, Any] = {}
     reasons = ("index", "finish_reason", "stop_reason")
     ends = [{name: each[name] for name in reasons if name in each} | {"delta": nothing} for each in choices]
@@ -147,7 +149,7 @@ def _is_text(chunk: dict[str, Any]) -> bool:
     pieces = tables(chunk.get("choices"))
     return pieces is not None and all(
         isinstance(piece.get("index"), int)
-        and isinstance((delta := table(piece.get("delta")) or {}).get("content"), str | None)
+        and isinstance((delta := object_of(piece.get("delta"))).get("content"), str | None)
         and isinstance(piece.get("finish_reason"), str | None)
         and not any(value is not None for name, value in delta.items() if name not in ("role", "content"))
         for piece in pieces

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from ...text.templates.reasoning import ReasoningSplitter
-from ..request.json_narrowing import table, tables
+from ..request.json_narrowing import object_of, tables
 
 
 def whole(completion: dict[str, Any]) -> dict[str, Any]:
-    """Convert the reasoning in a whole completion."""
-    choices = [
-        {**each, "message": _converted(table(each.get("message")) or {}, ReasoningSplitter(), ended=True)}
-        for each in tables(completion.get("choices")) or []
-    ]
+    """Convert the reasoning in a whole completion. Drops `deltas`, which would still hold the tags."""
+    choices: list[dict[str, Any]] = []
+    for choice in tables(completion.get("choices")) or []:
+        message = {name: value for name, value in object_of(choice.get("message")).items() if name != "deltas"}
+        choices.append({**choice, "message": _converted(message, ReasoningSplitter(), ended=True)})
     return {**completion, "choices": choices}
 
 
@@ -28,7 +28,7 @@ class CloudReasoning:
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         splitter = self._splitters.setdefault(choice.get("index"), ReasoningSplitter())
-        delta = table(choice.get("delta")) or {}
+        delta = object_of(choice.get("delta"))
         return {**choice, "delta": _converted(delta, splitter, ended=bool(choice.get("finish_reason")))}
 
 

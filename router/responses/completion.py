@@ -31,7 +31,7 @@ from ...protocol.responses import (
 from ...text.detokenize import IncrementalDetokenizer
 from ..accounting.request_record import RequestRecord
 from ..cascade.cascade import Cascade
-from ..request.json_narrowing import rows, table
+from ..request.json_narrowing import object_of, rows
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalTier, Token
 
@@ -111,7 +111,7 @@ def failure(error: UpdraftError | CloudFailure, record: RequestRecord | None = N
 
 def notes_in(answer: dict[str, Any]) -> tuple[str, ...]:
     """Return the notes that an Updraft cloud node put into its answer, or into the last chunk of its stream."""
-    notes = rows((table(answer.get("updraft")) or {}).get("notes")) or ()
+    notes = rows(object_of(answer.get("updraft")).get("notes")) or ()
     return tuple(note for note in notes if isinstance(note, str))
 
 
@@ -186,7 +186,7 @@ class ChunkWriter:
     def adopt(self, event: dict[str, Any]) -> dict[str, Any]:
         """Return a cloud's chunk with the ID, model and time of this stream, without the role that was sent before."""
         for choice in event["choices"]:
-            (table(choice.get("delta")) or {}).pop("role", None)
+            object_of(choice.get("delta")).pop("role", None)
         return {**event, "id": self._record.request_id, "model": self._model, "created": self._created}
 
     def _chunk(self, choices: list[ChunkChoice], **more: Any) -> bytes:

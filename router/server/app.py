@@ -37,7 +37,7 @@ from .routes.openai.files import MAX_UPLOAD, UPLOADS
 TIMEOUT_HEADER = "x-updraft-timeout"
 _CLIENTS_TIMEOUTS = ("x-stainless-read-timeout", "x-stainless-timeout")  # headers of OpenAI's Python and JS clients
 
-_SET_KEY = "set a key with --app-api-key-env"
+_SET_KEY = "set a key with --client-api-key-env"
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 log = logging.getLogger("updraft.router")
 POLL_S = 1.0

@@ -132,7 +132,7 @@ class FileStore:
             free = self.max_bytes - other_bytes.fetchone()[0]
             if size > free:
                 raise DiskSpaceError(
-                    f"All files together may have {self.max_bytes // MB} MB (setting files_mb). Delete some.",
+                    f"All files together must have at most {self.max_bytes // MB} MB (setting files_mb): delete some.",
                     needed=size,
                     free=max(free, 0),
                 )

@@ -11,7 +11,7 @@ from ...accounting.reported_usage import ReportedUsage
 from ...protocol.dialects.chat_chunks import are_complete, index_of
 from ...protocol.embeddings import base64_of, vector_of
 from ...protocol.http.lenient_json import json_bytes, json_of
-from ..request.json_narrowing import object_in, rows, table, tables
+from ..request.json_narrowing import object_in, object_of, rows, table, tables
 from .failures import invalid_answer
 from .providers.provider import Provider
 
@@ -44,7 +44,7 @@ def completion_in(
 
 
 def embeddings_in(raw: bytes, url: str, encoding: Any) -> dict[str, Any]:
-    """Return the answer with its vectors in the requested encoding, by index. Raises CloudFailure if it has none."""
+    """Return the answer with vectors in the requested encoding, in order. Raises CloudFailure without vectors."""
     answer = _table(raw, url)
     entries = tables(answer.get("data"))
     if not entries:
@@ -77,17 +77,17 @@ def is_piece(choice: dict[str, Any]) -> bool:
 
 
 class CallIndices:
-    """Indices of one answer's tool calls. Some servers omit them or the IDs, or send 0 for every call."""
+    """Indices of one answer's tool calls. Some servers omit indices or IDs, or send the index 0 for every call."""
 
     def __init__(self) -> None:
-        self._indices: dict[tuple[int, str], int] = {}  # by the server's index and the ID; "" is the latest ID
-        self._arguments: list[str] = []  # by index of the call
+        self._indices: dict[tuple[int, str], int] = {}  # by server index and call ID; "" means the latest ID
+        self._arguments: list[str] = []  # arguments so far, by index of the call
 
     def numbered(self, pieces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield pieces of calls with the index of their call. A name starts a call if its ID is new. Without an ID, it
         starts a call after a call with complete arguments."""
         for place, piece in enumerate(map(_with_text, pieces)):
-            function = table(piece.get("function")) or {}
+            function = object_of(piece.get("function") or piece.get("custom"))
             latest = (index_of(piece, place), "")
             call = (latest[0], str(piece.get("id") or ""))
             if call not in self._indices and not function.get("name"):
@@ -106,9 +106,9 @@ class StreamedChoices:
 
     def __init__(self) -> None:
         self._last: dict[str, Any] = {}
-        self._begun: set[int] = set()  # choices whose role was sent
+        self._begun: set[int] = set()  # indices of choices whose role was sent
         self._calls = defaultdict[int, CallIndices](CallIndices)
-        self._unfinished: dict[int, bool] = {}  # choices without a finish reason; True: of a text completion
+        self._unfinished: dict[int, bool] = {}  # by index of each choice without a finish reason: whether it is text
 
     def normalize(self, event: dict[str, Any]) -> bool:
         """Normalize `event` in place. Only the first delta of a choice has a role. Return whether `event` changed."""
@@ -145,13 +145,13 @@ class StreamedChoices:
 
 def _has_content(choice: dict[str, Any]) -> bool:
     """Return whether a streamed choice has text or other content besides its role."""
-    delta = table(choice.get("delta")) or {}
+    delta = object_of(choice.get("delta"))
     return bool(choice.get("text")) or any(value for name, value in delta.items() if name != "role")
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:
     """Return a tool call with its arguments as JSON text; some servers send an object."""
-    function = table(call.get("function")) or {}
+    function = object_of(call.get("function"))
     if isinstance(arguments := function.get("arguments"), str | None):
         return call
     return {**call, "function": {**function, "arguments": json_bytes(arguments).decode()}}
@@ -159,7 +159,7 @@ def _with_text(call: dict[str, Any]) -> dict[str, Any]:
 
 def _table(raw: bytes, url: str, read: Callable[[bytes], Any] = json_of) -> dict[str, Any]:
     try:
-        return table(read(raw)) or {}
+        return object_of(read(raw))
     except ValueError as error:
         raise invalid_answer(url, "its answer is not JSON") from error
 
@@ -170,11 +170,11 @@ def _is_text(choice: dict[str, Any]) -> bool:
 
 def _normalize(choice: dict[str, Any]) -> None:
     """Fill in a missing role and finish reason, and write the arguments of tool calls as text."""
-    message = table(choice.get("message")) or {}
+    message = object_of(choice.get("message"))
     calls = tables(message.get("tool_calls"))
     for call in calls or ():
         call.update(_with_text(call))
-        call.pop("index", None)  # some clouds send 0 for every call
+        call.pop("index", None)  # some clouds send the index 0 for every call
     message["role"] = message.get("role") or "assistant"
     reason = choice.get("finish_reason") or ("tool_calls" if calls else "stop")
     choice["finish_reason"] = _FINISH_REASONS.get(reason, reason)

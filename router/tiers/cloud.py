@@ -18,7 +18,7 @@ import msgspec
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarding, NativeRequest, header_bytes
 from ...protocol.structured import ignored
-from ..request.json_narrowing import table
+from ..request.json_narrowing import object_of
 from .answer_shapes import completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
 from .continuation_check import ContinuationVerdict
@@ -37,7 +37,7 @@ _CONTENT = ("messages", "system", "contents", "systemInstruction", "prompt", "in
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _MODELS_TIMEOUT_S = 2.0
 _MAX_NAMED = 20  # maximum number of models to list in an error message
-_MODELS_EVERY_S = 60.0  # seconds before a cloud that was not an Updraft node is asked for its models again
+_MODELS_EVERY_S = 60.0  # seconds before a cloud without an Updraft model is asked again for its list of models
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class HttpCloudTier:
         self._drafts_refused = False
         self._node_models: frozenset[str] = frozenset()
         self._ask_for_models_at = 0.0
-        self._models_lock = asyncio.Lock()  # lets concurrent callers share one request for the list
+        self._models_lock = asyncio.Lock()  # lets concurrent callers share one request for the list of models
         self._client: httpx.AsyncClient | ConfigurationError
         try:
             self._client = open_client(endpoint)
@@ -70,7 +70,7 @@ class HttpCloudTier:
             redact, is_text = self._endpoint.redactor(forwarded.api_key).json, path == "completions"
             answer = completion_in(raw, self._url, self._provider, redact, is_text=is_text)
             for choice in answer["choices"]:
-                self._endpoint.thoughts.read(table(choice.get("message")) or {})
+                self._endpoint.thoughts.read(object_of(choice.get("message")))
             return answer
 
         return await self._ask_whole(path, body, read, timeout_s, forwarded)
@@ -143,7 +143,7 @@ class HttpCloudTier:
     async def _ask_whole(
         self, path: str, body: dict[str, Any], read: Callable[[bytes], T], timeout_s: float, forwarded: Forwarding
     ) -> T:
-        """Send a request and return what `read` makes of the whole answer. Raises CloudFailure."""
+        """Send a request and return the whole answer, decoded by `read`. Raises CloudFailure."""
         call = self._call(path, body, forwarded)
 
         async def attempt() -> T:
@@ -261,7 +261,7 @@ class HttpCloudTier:
 
 
 def _digest(call: ProviderCall) -> bytes:
-    """Return a digest of user and prompt. Another temperature does not make another prompt that breaks the cloud."""
+    """Return a digest of user and prompt. Requests that differ only in other fields, such as temperature, are equal."""
     same = {name: call.body[name] for name in _CONTENT if name in call.body} or call.body
     return blake2b(call.path.encode() + msgspec.json.encode(same), digest_size=16).digest()
 

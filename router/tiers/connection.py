@@ -46,7 +46,7 @@ class CloudEndpoint:
     # Extra headers and extra query values to send with every request.
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     query: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    # Form of the reasoning in its messages.
+    # Form of the reasoning in the cloud's messages.
     thoughts: ThoughtForm = field(default_factory=ThoughtForm, repr=False, compare=False)
 
     def redactor(self, callers_key: str | None) -> Redactor:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ...protocol.dialects.chat_chunks import text_of
 from ...protocol.http.lenient_json import json_bytes
-from ..request.json_narrowing import table, tables
+from ..request.json_narrowing import object_of, tables
 
 Event = tuple[bytes, dict[str, Any]]
 ContinuationVerdict = Literal["unknown", "continues", "repeats", "differs"]
@@ -32,7 +32,7 @@ class Continuation:
     def take(self, event: Event) -> ContinuationVerdict:
         choices = event[1]["choices"]
         self.events.append(event)
-        text = "".join(text_of((table(choice.get("delta")) or {}).get("content")) for choice in choices)
+        text = "".join(text_of(object_of(choice.get("delta")).get("content")) for choice in choices)
         self._received = (self._received + text).lstrip()
         verdict = self._verdict(ended=any(choice.get("finish_reason") for choice in choices))
         if verdict == "repeats":
@@ -53,7 +53,7 @@ class Continuation:
 def _with_text(event: dict[str, Any], text: str) -> Event:
     """Return `event` with `text` in its first choice and no text in the others."""
     choices = [
-        {**choice, "delta": {**(table(choice.get("delta")) or {}), "content": "" if at else text}}
+        {**choice, "delta": {**object_of(choice.get("delta")), "content": "" if at else text}}
         for at, choice in enumerate(tables(event["choices"]) or ())
     ]
     received = {**event, "choices": choices}

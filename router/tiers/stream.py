@@ -13,7 +13,7 @@ import httpx
 from ...accounting.reported_usage import ReportedUsage
 from ...protocol.http import sse
 from ...protocol.http.lenient_json import json_bytes
-from ..request.json_narrowing import table, tables
+from ..request.json_narrowing import object_of, table, tables
 from .answer_shapes import StreamedChoices, has_content, is_piece
 from .connection import CloudEndpoint
 from .continuation_check import Continuation, ContinuationVerdict
@@ -132,7 +132,7 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
         is_changed = self._choices.normalize(event)
         for choice in choices:
-            is_changed |= self._endpoint.thoughts.read(table(choice.get("delta")) or {})
+            is_changed |= self._endpoint.thoughts.read(object_of(choice.get("delta")))
         if b"sage" in payload and (usage := ReportedUsage.of(event)):
             self._usage = usage.after(self._usage)
             given = event.get("usage")

@@ -16,7 +16,7 @@ class ThoughtForm:
     """Form of the reasoning in one cloud's messages, learned from its answers."""
 
     def __init__(self) -> None:
-        self._field = _PLAIN  # "content": parts of the content, as at Mistral
+        self._field = _PLAIN  # field with the reasoning; "content" if content parts hold it, as at Mistral
 
     def read(self, said: dict[str, Any]) -> bool:
         """Move the reasoning of a message or delta to `reasoning_content`. Return whether `said` changed."""
@@ -39,12 +39,14 @@ class ThoughtForm:
 
     def written(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a chat request with the reasoning of earlier answers in the cloud's form."""
+        if self._field == _PLAIN:
+            return body
         messages = tables(body.get("messages"))
         return body if messages is None else {**body, "messages": [self._written(each) for each in messages]}
 
     def _written(self, message: dict[str, Any]) -> dict[str, Any]:
         thoughts, name = message.get(_PLAIN), self._field
-        if not isinstance(thoughts, str) or not thoughts or name == _PLAIN:
+        if not isinstance(thoughts, str) or not thoughts:
             return message
         made = {key: value for key, value in message.items() if key != _PLAIN}
         if name != "content":

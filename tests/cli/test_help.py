@@ -167,7 +167,7 @@ WRONG_CALLS = (
     "demo --tasks 0",
     "demo --tasks x",
     "demo --tasks 100000000",
-    "eval --concurrency 0",
+    "eval --max-concurrency 0",
     "serve --port 70000",
     "bench nonsense",
 )

@@ -42,6 +42,7 @@ def test_a_cloud_by_options(updraft, cloud: str, home: Path) -> None:
         "local": "none", "cloud_url": cloud, "cloud_model": "big", "cloud_api_key_file": str(key_file),
     }  # fmt: skip
     assert key_file.read_text() == f"{KEY}\n"
+    assert f"The key is stored in {key_file}, which only you can read." in done.stderr
     assert private(key_file)
     assert private(home / "config.toml")
     assert KEY not in done.stdout + done.stderr + (home / "config.toml").read_text()
@@ -67,7 +68,7 @@ def test_a_pulled_model_goes_by_its_name(updraft, home: Path, cloud: str, tmp_pa
     assert done.returncode == 0, done.stderr
     settings = settings_in(home)
     assert (settings["local"], settings["cloud_api_key_file"]) == ("mine", str(key_file))
-    assert not (home / "cloud_api_key").exists()
+    assert not (home / "cloud_api_key").exists() and "stored" not in done.stderr
     assert "updraft calibrate --live" in done.stderr
 
 

@@ -29,7 +29,7 @@ def test_every_option_reaches_the_key(in_process, tmp_path: Path) -> None:
     file = tmp_path / "keys.sqlite3"
     options = (
         "--scope", "usage", "--scope", "admin", "--tenant", "t", "--model", "m", "--model", "n", "--priority", "batch",
-        "--requests-per-minute", "1", "--tokens-per-minute", "2", "--concurrent", "3", "--usd-per-day", "4",
+        "--requests-per-minute", "1", "--tokens-per-minute", "2", "--max-concurrency", "3", "--usd-per-day", "4",
         "--usd-per-month", "5.5", "--expires-in-days", "1", "--keys", str(file), "--json",
     )  # fmt: skip
     made = json.loads(in_process("keys", "create", "nightly", *options).stdout)
@@ -37,7 +37,13 @@ def test_every_option_reaches_the_key(in_process, tmp_path: Path) -> None:
     (listed,) = json.loads(in_process("keys", "list", "--keys", str(file), "--json").stdout)
     assert listed == made
     assert 86_399 < listed["expires_at"] - listed["created_at"] < 86_401
-    limits = {"requests_per_minute": 1, "tokens_per_minute": 2, "concurrent": 3, "usd_per_day": 4, "usd_per_month": 5.5}
+    limits = {
+        "requests_per_minute": 1,
+        "tokens_per_minute": 2,
+        "max_concurrency": 3,
+        "usd_per_day": 4,
+        "usd_per_month": 5.5,
+    }
     expected = {"name": "nightly", "tenant": "t", "scopes": ["usage", "admin"], "priority": "batch"}
     expected |= {"models": ["m", "n"], "limits": limits}
     assert {name: listed[name] for name in expected} == expected

@@ -31,7 +31,7 @@ def files(tmp_path: Path) -> list[str]:
         "plan",
         "--trace",
         str(trace),
-        "--costs",
+        "--step-costs",
         str(costs),
         "--num-gpu-blocks-override",
         "64",

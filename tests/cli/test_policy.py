@@ -201,4 +201,4 @@ def test_rm(in_process, home: Path) -> None:
     done = in_process("policy", "rm", "model--big", "--yes")
     assert (done.returncode, done.stderr) == (0, "Deleted model--big.\n")
     assert not home.exists()
-    assert in_process("policy", "list").stderr == "There are no policies yet. updraft calibrate makes one.\n"
+    assert in_process("policy", "list").stderr == "There are no policies yet: create one with updraft calibrate.\n"

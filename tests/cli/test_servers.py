@@ -34,9 +34,9 @@ from updraft.protocol.errors import ConfigurationError
     ("arguments", "message"),
     [
         (["node", "--model", "missing", "--port", "0"], "missing"),
-        (["gateway", "--node", "http://127.0.0.1:1", "--db", "usage.sqlite", "--port", "0"], "--keys"),
+        (["gateway", "--node", "http://127.0.0.1:1", "--ledger", "usage.sqlite", "--port", "0"], "--keys"),
         (
-            ["gateway", "--node", "http://127.0.0.1:1", "--db", "usage.sqlite", "--keys", "missing"],
+            ["gateway", "--node", "http://127.0.0.1:1", "--ledger", "usage.sqlite", "--keys", "missing"],
             "The key database missing",
         ),
     ],
@@ -46,6 +46,12 @@ def test_a_process_that_cannot_run_says_why(updraft, arguments: list[str], messa
     assert done.returncode in (1, 2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_former_variable_of_the_ledger_is_refused() -> None:
+    refused = CliRunner().invoke(app, ["gateway", "--no-auth"], env={"UPDRAFT_GATEWAY_DB": "postgresql://host/db"})
+    assert refused.exception is not None
+    assert "`UPDRAFT_GATEWAY_DB` is now `UPDRAFT_GATEWAY_LEDGER`" in str(refused.exception)
 
 
 def test_pocket_is_a_model_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +130,7 @@ ENGINE = {
     "default_max_tokens": 99,
 }  # fmt: skip
 NODE = {
-    "model": "m", "draft": "d", "host": "127.0.0.2", "port": 1, "restart": True, "drain_seconds": 2.5,
+    "model": "m", "draft": "d", "host": "127.0.0.2", "port": 1, "restart": True, "drain_timeout_s": 2.5,
     "tool_call_parser": "hermes", "chat_template": "chatml", "ready_file": Path("r"), "exit_with_parent": True,
     "insecure": True, "allowed_hosts": ["node.lan"], "allowed_origins": ["https://app.example"],
     "public_metrics": True,

@@ -50,7 +50,7 @@ def test_one_look_at_a_gateway(updraft: Any, tmp_path: Path) -> None:
         "0",
         "--keys",
         str(tmp_path / "keys"),
-        "--db",
+        "--ledger",
         str(tmp_path / "db"),
     ]
     with running(str(FAKE_NODE)) as node, running(*command, "--node", node.url) as gateway:

@@ -160,7 +160,7 @@ def test_pods_may_do_little_and_end_in_time(rendered: dict[str, list[Object]], p
         (container,) = pod["containers"]
         assert {"readinessProbe", "livenessProbe"} <= set(container)
         pause = sum(values(container.get("lifecycle", {}), "seconds"))
-        drain = seconds_of("--drain-seconds", container["args"])
+        drain = seconds_of("--drain-timeout-s", container["args"])
         assert pause + drain + 10 <= pod["terminationGracePeriodSeconds"]
 
 
@@ -192,11 +192,11 @@ def test_secrets_are_in_secrets_only(rendered: dict[str, list[Object]]) -> None:
     assert not KEY.search(" ".join(shown))
     assert "url-value" not in " ".join(shown)
     read = {name for each in values(rendered["high-availability"], "env") for name in (row["name"] for row in each)}
-    assert {"UPDRAFT_GATEWAY_DB", "UPDRAFT_GATEWAY_LIMITS_URL"} <= read
+    assert {"UPDRAFT_GATEWAY_LEDGER", "UPDRAFT_GATEWAY_LIMITS_URL"} <= read
     arguments = [
         argument for _, pod in pods(rendered["high-availability"]) for argument in pod["containers"][0]["args"]
     ]
-    assert not [argument for argument in arguments if re.match("--(db|limits-url)", argument)]
+    assert not [argument for argument in arguments if re.match("--(ledger|limits-url)=", argument)]
 
 
 def test_one_gateway_at_a_time_has_the_volume_and_several_have_none(rendered: dict[str, list[Object]]) -> None:

@@ -53,7 +53,7 @@ def gateway(cloud_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("gateway")
     key = make_key(folder / "keys", "interop")
     command = ["-m", "updraft", "gateway", "--node", cloud_url.removesuffix("/v1"), "--keys", str(folder / "keys")]
-    with running(*command, "--db", str(folder / "usage.sqlite3"), "--port", "0") as process:
+    with running(*command, "--ledger", str(folder / "usage.sqlite3"), "--port", "0") as process:
         yield f"{process.url}/v1", key
 
 

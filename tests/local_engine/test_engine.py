@@ -226,16 +226,16 @@ def test_bad_requests(engine, tiny):
         engine.score([])
     with pytest.raises(InvalidRequestError):
         engine.score([10_000])
-    with pytest.raises(InvalidRequestError, match="context_length"):
-        LocalEngine.load(tiny.gguf, LocalOptions(context_length=0))
+    with pytest.raises(InvalidRequestError, match="max_model_len"):
+        LocalEngine.load(tiny.gguf, LocalOptions(max_model_len=0))
     for impossible in (
-        {"ubatch": 10**9}, {"threads": 1000}, {"threads": 2.5}, {"context_length": "512"}, {"parallel": True},
-        {"gpu_layers": 10**9}, {"queue_limit": None},
+        {"ubatch": 10**9}, {"threads": 1000}, {"threads": 2.5}, {"max_model_len": "512"}, {"max_num_seqs": True},
+        {"gpu_layers": 10**9}, {"max_waiting": None},
     ):  # fmt: skip
         with pytest.raises(InvalidRequestError, match=next(iter(impossible))):
             LocalEngine.load(tiny.gguf, LocalOptions(**impossible))
-    with pytest.raises(ModelLoadError, match="lower context_length"):
-        LocalEngine.load(tiny.gguf, LocalOptions(context_length=100_000))
+    with pytest.raises(ModelLoadError, match="lower max_model_len"):
+        LocalEngine.load(tiny.gguf, LocalOptions(max_model_len=100_000))
     with pytest.raises(InvalidRequestError, match="kv_cache_type"):
         LocalEngine.load(tiny.gguf, LocalOptions(kv_cache_type="f64"))
     with pytest.raises(InvalidRequestError, match="flash attention"):

@@ -59,17 +59,17 @@ def test_plans_follow_the_options(tiny) -> None:
     assert plan == MemoryPlan(
         8 * 256, kv_cache_type="f32", ubatch=512, outputs=plan.outputs, sequences=8, flash_attention=False
     )
-    options = LocalOptions(context_length=64, kv_cache_type="q8_0", ubatch=32, parallel=1)
+    options = LocalOptions(max_model_len=64, kv_cache_type="q8_0", ubatch=32, max_num_seqs=1)
     shared = plan_of(header, options)  # with ids and cells for looking back
     assert shared == MemoryPlan(64 + 2, kv_cache_type="q8_0", ubatch=32, outputs=shared.outputs, sequences=18)
     with pytest.raises(InvalidRequestError):
-        plan_of(header, LocalOptions(context_length=-1))
+        plan_of(header, LocalOptions(max_model_len=-1))
 
 
 def test_tuned_options_apply_and_flags_win(tiny) -> None:
-    remember(tiny.gguf, TunedSettings(threads=2, repack=False, context_length=128))
-    candidate = EngineCandidate.of(tiny.gguf, LocalOptions(context_length=200), sound=pocket_small_gguf())
-    assert candidate.options == LocalOptions(context_length=200, threads=2, repack=False)
+    remember(tiny.gguf, TunedSettings(threads=2, repack=False, max_model_len=128))
+    candidate = EngineCandidate.of(tiny.gguf, LocalOptions(max_model_len=200), sound=pocket_small_gguf())
+    assert candidate.options == LocalOptions(max_model_len=200, threads=2, repack=False)
     with candidate.load() as engine:
         assert engine.context_length == 200
     tiny.gguf.touch()  # another file, as far as anyone knows

@@ -95,11 +95,11 @@ class Hammer:
 
 
 #: Sequences that share cells, and KV cache types. "f16" with flash attention is the default of larger models.
-SHARED = LocalOptions(queue_limit=6, prompt_logprobs=False, kv_cache_type="f32")
+SHARED = LocalOptions(max_waiting=6, prompt_logprobs=False, kv_cache_type="f32")
 KINDS = {
-    "apart": LocalOptions(queue_limit=6),
+    "apart": LocalOptions(max_waiting=6),
     "shared prefixes": SHARED,
-    "too few cells": replace(SHARED, context_length=256),
+    "too few cells": replace(SHARED, max_model_len=256),
     "half precision": replace(SHARED, kv_cache_type="f16", flash_attention=False),
     "flash attention": replace(SHARED, kv_cache_type="f16"),
 }

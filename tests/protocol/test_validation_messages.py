@@ -60,7 +60,7 @@ def test_a_file(value: Any, words: str) -> None:
         ("step", 3, "must be a multiple of 2"),
         ("text", "a", "must have at least 2 characters"),
         ("text", "bb", "must match the pattern '^a'"),
-        ("caller", "a b", "may have 1 to 64 letters, digits, dots, underscores and hyphens"),
+        ("caller", "a b", "must have 1 to 64 letters, digits, dots, underscores and hyphens"),
         ("day", "soon", "must be a date such as 2026-01-31"),
         ("pair", [1], "must have 2 entries, got 1"),
     ],

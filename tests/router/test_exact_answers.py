@@ -298,7 +298,12 @@ def test_the_gateway(tmp_path: Path) -> None:
     with (
         running_provider() as server,
         running(
-            *command, "--node", server.url, "--db", str(tmp_path / "usage.sqlite"), UPDRAFT_NODE_API_KEY="Weather-Bot"
+            *command,
+            "--node",
+            server.url,
+            "--ledger",
+            str(tmp_path / "usage.sqlite"),
+            UPDRAFT_NODE_API_KEY="Weather-Bot",
         ) as gateway,
         openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client,
     ):

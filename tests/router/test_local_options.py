@@ -18,7 +18,7 @@ def test_from_the_sdk_to_the_engine(tmp_path: Path) -> None:
     from tiny_gguf import tiny_model
 
     tiny = tiny_model(tmp_path / "tiny.gguf").gguf
-    device = LocalModelOptions(context_length=64, threads=1, gpu_layers=0, kv_cache_type="f16")
+    device = LocalModelOptions(max_model_len=64, threads=1, gpu_layers=0, kv_cache_type="f16")
     with updraft.OpenAI(local=tiny, cloud_url=None, local_options=device) as client:
         (card,) = [each for each in client.models.list() if each.id == "tiny"]
         assert card.to_dict()["max_model_len"] == 64
@@ -38,7 +38,10 @@ def test_from_a_file_and_the_environment(tmp_path: Path) -> None:
         gpu_layers=0, adapters=("c.gguf",)
     )
     file.write_text("[local_options]\nlayers = 20\n")
-    with pytest.raises(ConfigurationError, match="Known: context_length"):
+    with pytest.raises(ConfigurationError, match="Known: max_model_len"):
+        load_config(environ={}, file=file)
+    file.write_text("[local_options]\ncontext_length = 20\n")
+    with pytest.raises(ConfigurationError, match=r"`context_length` in local_options in .* is now `max_model_len`"):
         load_config(environ={}, file=file)
 
 

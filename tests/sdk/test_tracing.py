@@ -71,7 +71,7 @@ def test_one_trace_goes_from_the_app_to_the_node(tmp_path: Path) -> None:
     path = os.pathsep.join([str(TYPING), os.environ.get("PYTHONPATH", "")])
     with receiver() as (endpoint, received):
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "100", "PYTHONPATH": path}
-        command = ["-m", "updraft", "gateway", "--port", "0", "--no-auth", "--db", str(tmp_path / "db"), "--node"]
+        command = ["-m", "updraft", "gateway", "--port", "0", "--no-auth", "--ledger", str(tmp_path / "db"), "--node"]
         with running(str(FAKE_NODE), **variables) as node, running(*command, node.url, **variables) as gateway:
             environment = {**os.environ, **variables, "UPDRAFT_HOME": str(tmp_path)}
             subprocess.run([sys.executable, "-c", APP, gateway.url], env=environment, check=True, timeout=120)
@@ -117,7 +117,7 @@ def test_without_an_endpoint_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch
 
 def test_without_the_extra_an_endpoint_is_an_error_that_names_it(tmp_path: Path) -> None:
     hidden = "import sys; sys.modules['opentelemetry.sdk'] = None; from updraft.cli.main import main; main()"
-    command = ["gateway", "--no-auth", "--port", "0", "--node", "http://127.0.0.1:1", "--db", str(tmp_path / "db")]
+    command = ["gateway", "--no-auth", "--port", "0", "--node", "http://127.0.0.1:1", "--ledger", str(tmp_path / "db")]
     environment = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     done = subprocess.run(
         [sys.executable, "-c", hidden, *command],

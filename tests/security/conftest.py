@@ -60,7 +60,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("gateway")
     keys, usage, log = folder / "keys.sqlite3", folder / "usage.sqlite3", folder / "log"
     key, admin_key = make_key(keys, "tester"), make_key(keys, "operator", "admin", "usage", "node")
-    command = ["-m", "updraft", "gateway", "--port", "0", "--keys", str(keys), "--db", str(usage)]
+    command = ["-m", "updraft", "gateway", "--port", "0", "--keys", str(keys), "--ledger", str(usage)]
     with (
         running(str(FAKE_NODE)) as node,
         running(*command, "--node", node.url, "--exit-with-parent", log=log, umask=0) as process,

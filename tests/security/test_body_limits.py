@@ -54,9 +54,9 @@ class Busy:
 @pytest.fixture
 def busy(tmp_path: Path) -> Iterator[Busy]:
     keys = tmp_path / "keys"
-    narrow = make_key(keys, "narrow", limits=Limits(concurrent=1))
+    narrow = make_key(keys, "narrow", limits=Limits(max_concurrency=1))
     wide, other = make_key(keys, "wide"), make_key(keys, "other")
-    command = ("-m", "updraft", "gateway", "--port", "0", "--keys", str(keys), "--db", str(tmp_path / "db"))
+    command = ("-m", "updraft", "gateway", "--port", "0", "--keys", str(keys), "--ledger", str(tmp_path / "db"))
     with running(str(FAKE_NODE)) as node, running(*command, "--node", node.url, "--exit-with-parent") as process:
         made = Busy(process.url, process.popen.pid, narrow, wide, other)
         assert [made.chat(key) for key in (narrow, wide, other)] == [200] * 3

@@ -20,7 +20,7 @@ LONG = {"model": "echo", "messages": [{"role": "user", "content": "x" * 1500}]}
 
 @pytest.fixture(scope="module")
 def key(gateway: Any) -> str:
-    return make_key(gateway.keys_file, "one-at-a-time", limits=Limits(concurrent=1, tokens_per_minute=10**6))
+    return make_key(gateway.keys_file, "one-at-a-time", limits=Limits(max_concurrency=1, tokens_per_minute=10**6))
 
 
 @pytest.mark.parametrize("stage", ["head", "body", "sent", "answer"])

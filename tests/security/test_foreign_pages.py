@@ -37,6 +37,6 @@ def test_a_page_reads_nothing_where_there_is_no_key(gateway: Any, tmp_path: Path
             check(client, {})
         return
     command = ("-m", "updraft", "gateway", "--port", "0", "--node", gateway.node_url, "--no-auth", "--exit-with-parent")
-    with running(*command, "--db", str(tmp_path / "db")) as process, httpx.Client(base_url=process.url) as client:
+    with running(*command, "--ledger", str(tmp_path / "db")) as process, httpx.Client(base_url=process.url) as client:
         assert client.get("/admin/usage").status_code == 200
         check(client, {})

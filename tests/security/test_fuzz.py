@@ -42,7 +42,7 @@ ENDPOINTS = {
         ("DELETE", "/admin/nodes", {"url": "http://127.0.0.1:1"}),
         ("GET", "/admin/usage", None),
         ("GET", "/admin/keys", None),
-        ("POST", "/admin/keys", {"name": "fuzz", "scopes": ["usage"], "limits": {"concurrent": 1}}),
+        ("POST", "/admin/keys", {"name": "fuzz", "scopes": ["usage"], "limits": {"max_concurrency": 1}}),
         ("DELETE", "/admin/keys/nobody", None),
         ("POST", "/admin/keys/nobody/rotate", {"overlap_s": 1}),
         ("GET", "/admin/audit", None),

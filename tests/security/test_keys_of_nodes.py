@@ -62,7 +62,7 @@ class Keys:
 def gateway(folder: Path, *more: str) -> Iterator[tuple[Process, Keys]]:
     path = folder / "keys"
     keys = Keys(make_key(path, "node", "node"), make_key(path, "app"))
-    command = ("-m", "updraft", "gateway", "--port", "0", "--keys", str(path), "--db", str(folder / "db"))
+    command = ("-m", "updraft", "gateway", "--port", "0", "--keys", str(path), "--ledger", str(folder / "db"))
     with running(*command, *more, "--exit-with-parent", UPDRAFT_NODE_API_KEY=SECRET) as process:
         yield process, keys
 

@@ -85,7 +85,7 @@ def test_a_gateway_on_a_full_disk_says_so(small_disk: Path) -> None:
     (small_disk / "rest").write_bytes(bytes(900_000))
     command = ["-m", "updraft", "gateway", "--port", "0", "--no-auth", "--node", "http://127.0.0.1:9"]
     done = subprocess.run(
-        [sys.executable, *command, "--db", str(small_disk / "usage")],
+        [sys.executable, *command, "--ledger", str(small_disk / "usage")],
         env={**os.environ, "PYTHONPATH": str(TYPING)},
         capture_output=True,
         text=True,

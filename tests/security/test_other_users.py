@@ -76,7 +76,7 @@ def test_another_user_is_refused(request_: bytes, daemon: str) -> None:
     assert status == 403
     error = json.loads(body)["error"]
     error = error if isinstance(error, dict) else {"message": error}
-    assert "set a key with --app-api-key-env, or set allow_other_users = true" in error["message"]
+    assert "set a key with --client-api-key-env, or set allow_other_users = true" in error["message"]
 
 
 @needs_root
@@ -91,7 +91,7 @@ def test_the_same_user_and_the_health_check_are_served(daemon: str) -> None:
     ("options", "variables", "key"),
     [
         ((), {"UPDRAFT_ALLOW_OTHER_USERS": "true"}, b""),
-        (("--app-api-key-env", "THE_KEY"), {"THE_KEY": "secret"}, b"secret"),
+        (("--client-api-key-env", "THE_KEY"), {"THE_KEY": "secret"}, b"secret"),
     ],
     ids=["setting", "key"],
 )

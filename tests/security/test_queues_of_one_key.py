@@ -74,7 +74,7 @@ def test_a_busy_key_shares_turns_equally_with_another_key(tmp_path: Path) -> Non
             return Counter(await asyncio.gather(*busy)), statuses
 
     command = ("-m", "updraft", "gateway", "--port", "0", "--keys", str(tmp_path / "keys"), "--exit-with-parent")
-    options = ("--db", str(tmp_path / "db"), "--node-concurrency", "1", "--max-waiting", str(PLACES))
+    options = ("--ledger", str(tmp_path / "db"), "--max-concurrency-per-node", "1", "--max-waiting", str(PLACES))
     with serving(node.app()) as url, running(*command, *options, "--node", url) as gateway:
         busy, others = asyncio.run(run(gateway.url))
     assert others == [200] * OTHERS

@@ -56,7 +56,17 @@ def _asked(text: str) -> dict[str, object]:
 @contextmanager
 def _gateway(folder: Path) -> Iterator[Any]:
     node = Starlette(routes=[Route("/v1/models", _models), Route(CHAT, _chat, methods=["POST"])])
-    command = ("-m", "updraft", "gateway", "--port", "0", "--keys", str(folder / "keys"), "--db", str(folder / "db"))
+    command = (
+        "-m",
+        "updraft",
+        "gateway",
+        "--port",
+        "0",
+        "--keys",
+        str(folder / "keys"),
+        "--ledger",
+        str(folder / "db"),
+    )
     with serving(node) as url, running(*command, "--node", url, "--exit-with-parent") as gateway:
         yield gateway
 

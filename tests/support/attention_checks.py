@@ -1,4 +1,4 @@
-"""Attention over a paged cache against float64 on any device: on a GPU, and on small batches in the interpreter."""
+"""Checks Triton attention over a paged KV cache against a float64 result, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from updraft.kernels.attention.metadata import AttentionPlanner, GraphMetadata
 from updraft.kernels.attention.triton_attention import TritonAttention
 from updraft.kernels.attention.types import CacheScales, LayerAttention, QuerySpan
 
-#: (tokens in the cache, new ones) of each sequence.
+#: For each sequence: number of tokens that are already in the cache, and number of new tokens.
 Chunks = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The device and the type to compute in."""
+    """Device, compute dtype and cache dtype of a check."""
 
     device: torch.device
     dtype: torch.dtype
@@ -30,7 +30,10 @@ class Place:
 
 
 def filled_cache(shape: AttentionShape, chunks: Chunks, place: Place) -> tuple[list[QuerySpan], Tensor]:
-    """One layer with random numbers for what is in it, in blocks of any order, and NaN for all else."""
+    """Return spans for `chunks`, and a one-layer cache with random values for cached tokens, and NaN elsewhere.
+
+    The blocks of the sequences are in random order.
+    """
     sizes = [-(-(start + length) // shape.block_size) for start, length in chunks]
     order = torch.randperm(sum(sizes), generator=torch.Generator().manual_seed(0)).tolist()
     block = (shape.block_size, 2 * shape.kv_heads, shape.head_dim)
@@ -49,7 +52,7 @@ def filled_cache(shape: AttentionShape, chunks: Chunks, place: Place) -> tuple[l
 def exact(
     query: Tensor, cache: Tensor, spans: Sequence[QuerySpan], layer: LayerAttention, scales: CacheScales
 ) -> Tensor:
-    """In float64, one sequence and head after the other, over what is in the `cache` of the layer."""
+    """Compute attention in float64, one sequence and one head at a time, over one layer's `cache`."""
     out = torch.zeros(query.shape, dtype=torch.float64, device=query.device)
     kv_heads = cache.shape[2] // 2
     shared = query.shape[1] // kv_heads
@@ -72,7 +75,7 @@ def exact(
 
 
 def attention_error(shape: AttentionShape, chunks: Chunks, place: Place, window: int | None) -> float:
-    """Relative, of a batch with three rows of padding; these have to be zeros."""
+    """Return the relative error of a batch with three rows of padding. Asserts that these rows get zeros."""
     spans, cache = filled_cache(shape, chunks, place)
     rows = sum(span.length for span in spans)
     heads = shape.heads + 2 * shape.kv_heads
@@ -87,7 +90,7 @@ def attention_error(shape: AttentionShape, chunks: Chunks, place: Place, window:
 
 
 class ReplayedAttention:
-    """An attention over eight rows whose plan is exchanged under it, as a CUDA graph's is."""
+    """Attention over eight rows that is planned anew between runs, in buffers of fixed size as for a CUDA graph."""
 
     def __init__(self, shape: AttentionShape, chunks: Chunks, place: Place) -> None:
         self.spans, self._cache = filled_cache(shape, chunks, place)
@@ -106,7 +109,7 @@ class ReplayedAttention:
         self._buffers.update_(spans)
 
     def error(self, output: Tensor, spans: Sequence[QuerySpan]) -> float:
-        """Relative, of what was computed for `spans`; other rows have to be zeros."""
+        """Return the relative error over the rows of `spans`. Asserts that all other rows get zeros."""
         rows = sum(span.length for span in spans)
         assert not output[rows:].any()
         query = self._projected[:, : self._shape.heads]

@@ -1,6 +1,6 @@
-"""Paged attention as in a textbook: a loop over sequences, in float32. The kernels are checked against it.
+"""Textbook paged attention in float32, one sequence at a time: the reference for the kernels.
 
-It knows FP8 caches, which `torch_attention` does not.
+Unlike `torch_attention`, it supports FP8 caches.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from updraft.kernels.attention.types import QuerySpan, ScoreOptions
 
 
 def attend_reference(query: Tensor, cache: Tensor, spans: Sequence[QuerySpan], options: ScoreOptions) -> Tensor:
-    """`query` (rows, heads, head_dim), `cache` (blocks, block_size, 2 * kv_heads, head_dim), keys then values.
+    """Attend with `query` (rows, heads, head_dim) to the sequence of each span. Returns float32 of the same shape.
 
-    Returns float32, zeros for rows behind those of the spans.
+    `cache` is (blocks, block_size, 2 * kv_heads, head_dim), keys before values. Rows after the spans get zeros.
     """
     out = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
     row = 0

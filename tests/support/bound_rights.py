@@ -1,4 +1,4 @@
-"""Processes that permissions bind, also where tests run as root, and folders that nobody can write to."""
+"""Subprocesses that permissions and read-only mounts restrict even if the tests run as root."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 _PR_CAPBSET_DROP = 24
-_OVERRIDES = (1, 2, 3)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
+_OVERRIDES = (1, 2, 3)  # capabilities CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
 
 
 def obey_permissions() -> None:
-    """Before `exec`: root loses the rights that go past the bits of files. Others never had them."""
+    """Drop root's capabilities to override file permissions. Runs before `exec`; does nothing for other users."""
     if os.geteuid() == 0:
         prctl = ctypes.CDLL(None).prctl
         for capability in _OVERRIDES:
@@ -25,9 +25,10 @@ def obey_permissions() -> None:
 
 
 def python(*arguments: str, mount: str = "", **variables: str | None) -> subprocess.CompletedProcess[str]:
-    """`python arguments...` under permissions. `mount`: a shell command that runs first, in mounts of its own.
+    """Run `python arguments...` as a user whom file permissions restrict, and return the result.
 
-    A variable that is None is removed.
+    `mount`: a shell command that runs first, in a private mount namespace. `variables` are environment variables; None
+    removes a variable.
     """
     command = [sys.executable, *arguments]
     if mount:
@@ -39,7 +40,8 @@ def python(*arguments: str, mount: str = "", **variables: str | None) -> subproc
             environment[name] = None
     return subprocess.run(
         command,
-        preexec_fn=None if mount else obey_permissions,  # mounting wants rights; a read-only mount binds root, too
+        # Mounting needs capabilities. A read-only mount restricts root without dropping them.
+        preexec_fn=None if mount else obey_permissions,
         env={name: value for name, value in environment.items() if value is not None},
         capture_output=True,
         text=True,
@@ -49,20 +51,20 @@ def python(*arguments: str, mount: str = "", **variables: str | None) -> subproc
 
 
 def needs_mounts() -> None:
-    """Skip where this user cannot mount in a namespace of its own."""
+    """Skip the test if this user cannot mount in a private namespace."""
     done = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
     if done.returncode:
-        pytest.skip(f"mounts of its own: {done.stderr.decode().strip()}")
+        pytest.skip(f"cannot mount in a private namespace: {done.stderr.decode().strip()}")
 
 
 def needs_root() -> None:
-    """Skip where files cannot be given to another user."""
+    """Skip the test unless it runs as root, because only root can give files to another user."""
     if os.geteuid() != 0:
         pytest.skip("only root can give files to another user")
 
 
 def of_another_user(path: Path, mode: int) -> Path:
-    """Give the path away."""
+    """Give `path` to the user `nobody`, with the permissions `mode`. Skips the test unless it runs as root."""
     needs_root()
     path.chmod(mode)
     os.chown(path, NOBODY, NOBODY)

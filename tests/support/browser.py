@@ -1,4 +1,4 @@
-"""Headless Chromium of the system, and a daemon whose page it opens. Tests without either are skipped, and say so."""
+"""Headless Chromium, and a daemon whose page it opens. Without Chromium or Playwright, tests are skipped."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
 
 KEY = "a-key"
-# Where `make test` puts Playwright: too heavy for the environment.
+# `make test` installs Playwright in this folder, because it is too large for the environment of every test.
 sys.path.append(str(Path(__file__).parents[2] / "out" / "browser"))
 
 
 def streamed(text: str) -> tuple[int, bytes]:
-    """The reply of a `FakeCloud` that streams `text`."""
+    """Return status and body of a reply in which a `FakeCloud` streams `text`."""
     about = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "m"}
     choices = ({"delta": {"content": text}, "finish_reason": None}, {"delta": {}, "finish_reason": "stop"})
     usage = {"prompt_tokens": 20, "completion_tokens": 30, "total_tokens": 50}
@@ -35,11 +35,11 @@ def streamed(text: str) -> tuple[int, bytes]:
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A Chromium that Playwright drives."""
-    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not here: make test fetches it")
+    """Run Chromium under Playwright's control, and yield the browser."""
+    driver = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: run `make test`")
     chromium = shutil.which("chromium")
     if chromium is None:
-        pytest.skip("there is no chromium: apt-get install chromium")
+        pytest.skip("Chromium is not installed: apt-get install chromium")
     with driver.sync_playwright() as playwright:
         launched = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         try:
@@ -49,7 +49,7 @@ def browser() -> Iterator[Any]:
 
 
 def expect(place: Any, message: str | None = None) -> Any:
-    """Playwright's assertions: they wait for what `place` shows, however slow the machine is."""
+    """Return Playwright's assertions about a locator. They retry for up to 30 seconds, because machines may be slow."""
     assertions = importlib.import_module("playwright.sync_api").expect
     assertions.set_options(timeout=30_000)
     return assertions(place, message)
@@ -57,7 +57,7 @@ def expect(place: Any, message: str | None = None) -> Any:
 
 @contextmanager
 def page_daemon(cloud_url: str, folder: Path) -> Iterator[str]:
-    """Its URL: the pocket model on the device with its calibrated policy, and a cloud. It wants `KEY`."""
+    """Run a daemon with the calibrated pocket model and a cloud, and yield its URL. Clients need the key `KEY`."""
     config = RouterConfig(
         local="pocket",
         cloud_url=cloud_url,

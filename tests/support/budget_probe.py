@@ -1,4 +1,4 @@
-"""The spending of a ledger's budgets, read past the router."""
+"""Spending that a ledger has counted for its budgets, read directly from SQLite instead of through the router."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def spent(ledger: Path) -> tuple[int, int, float]:
-    """Cloud requests, cloud tokens and money of all callers today."""
+    """Return today's cloud requests, cloud tokens and US dollars of all callers together."""
     with sqlite3.connect(ledger) as connection:
         query = "SELECT cloud_requests, cloud_tokens, usd FROM spending WHERE scope = 'all'"
         (row,) = connection.execute(query).fetchall()

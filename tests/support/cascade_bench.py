@@ -1,4 +1,4 @@
-"""A router under test: asked as an app asks it, its ledger read back."""
+"""A router under test: sends requests as an app does, and reads the router's ledger."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Bench:
         return json.loads(response.body)
 
     async def stream(self, model: str = "auto", **fields: Any) -> tuple[WireResponse, list[dict[str, Any]], bool]:
-        """The response, its events, and whether it ended properly."""
+        """Return the response, its events, and whether the stream ended with `[DONE]`."""
         response = await self.ask(model, stream=True, **fields)
         assert not isinstance(response.body, bytes), response.body
         raw = b"".join([chunk async for chunk in response.body])

@@ -1,4 +1,4 @@
-"""A throwaway authority, and certificates of its for this machine."""
+"""A throwaway certificate authority, and the certificates that it issues for this machine."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Authority:
         self._certificate = builder.add_extension(usage, critical=True).sign(self._key, hashes.SHA256())
 
     def client(self) -> ssl.SSLContext:
-        """Trusts this authority alone."""
+        """Return a client's SSL context that trusts only this authority."""
         pem = self._certificate.public_bytes(serialization.Encoding.PEM).decode()
         return ssl.create_default_context(cadata=pem)
 
     def issue(self, certificate: Path, key: Path, passphrase: bytes | None = None) -> int:
-        """Write a new pair for loopback; the serial number of its certificate."""
+        """Write a new certificate and key for localhost, and return the certificate's serial number."""
         private = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
         addresses = x509.SubjectAlternativeName(

@@ -1,4 +1,4 @@
-"""The scripted cloud as a fixture: one server per test module, healthy and forgetful at the start of every test."""
+"""The fake cloud as a fixture: one server per test module, reset at the start of every test."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cloud_server() -> Iterator[FakeCloud]:
 
 @pytest.fixture
 def cloud(cloud_server: FakeCloud) -> FakeCloud:
-    """A healthy cloud that has seen nothing yet."""
+    """Return the module's cloud, reset: healthy, and without recorded requests."""
     cloud_server.mode = "healthy"
     cloud_server.requests.clear()
     cloud_server.authorizations.clear()

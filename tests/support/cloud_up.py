@@ -1,4 +1,4 @@
-"""`updraft cloud up` as an operator runs it, and clients that stream from it without end."""
+"""Runs `updraft cloud up` as an operator does, with clients that send streaming requests until they are stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TIMEOUT_S = 120.0
 
 @dataclass
 class CloudUp:
-    """A cloud, and what its clients need."""
+    """A running cloud: its URL, an API key, its process and its environment."""
 
     url: str
     key: str
@@ -45,7 +45,10 @@ class CloudUp:
             return 0
 
     def wait_for_nodes(self, condition: Callable[[int], bool]) -> None:
-        """So that all of the gateway's processes agree: several times in a row."""
+        """Wait until the number of healthy nodes meets `condition` in four checks in a row.
+
+        A single check would not suffice, because each may reach another worker of the gateway.
+        """
         in_a_row, until = 0, time.monotonic() + _TIMEOUT_S
         while in_a_row < 4 and time.monotonic() < until:
             in_a_row = in_a_row + 1 if condition(self.healthy_nodes()) else 0
@@ -53,7 +56,7 @@ class CloudUp:
         assert in_a_row == 4, f"{self.healthy_nodes()} nodes"
 
     def processes(self, words: str) -> list[psutil.Process]:
-        """Those of this cloud with `words` in their command line."""
+        """Return the processes of this cloud with `words` in their command line."""
         home = self.environment["UPDRAFT_HOME"]
         return [
             process
@@ -64,7 +67,7 @@ class CloudUp:
 
 @contextmanager
 def cloud_up(config: Path, environment: dict[str, str], key: str, *options: str) -> Iterator[CloudUp]:
-    """From its `ready` line until SIGTERM has ended it."""
+    """Run `updraft cloud up` inside the block: yield the cloud once it is ready, and stop it with SIGTERM."""
     with command(["up", str(config), *options], environment) as popen:
         try:
             yield CloudUp(ready_url(popen), key, popen, environment)
@@ -74,7 +77,7 @@ def cloud_up(config: Path, environment: dict[str, str], key: str, *options: str)
 
 
 def command(words: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
-    """`updraft cloud WORDS`, with no settings but these."""
+    """Start `updraft cloud WORDS` with the settings in `environment`; other settings are not inherited."""
     path = os.pathsep.join(filter(None, [str(TYPING), os.environ.get("PYTHONPATH")]))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("UPDRAFT_", "RAY_"))}
     return subprocess.Popen(
@@ -95,7 +98,7 @@ def ready_url(popen: subprocess.Popen[str]) -> str:
 
 @dataclass
 class Clients:
-    """Each streams the same answer again and again while the block lasts."""
+    """Clients that each stream the same answer again and again inside the `with` block."""
 
     cloud: CloudUp
     count: int = 20
@@ -110,7 +113,7 @@ class Clients:
     def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._thread.join(2 * _TIMEOUT_S)
-        assert not self._thread.is_alive(), "a client has no answer after its timeout"
+        assert not self._thread.is_alive(), "a client still waits after its timeout"
 
     def wait_for_answers(self, count: int) -> None:
         enough, until = len(self.attempts) + count, time.monotonic() + _TIMEOUT_S
@@ -118,13 +121,13 @@ class Clients:
             time.sleep(0.02)
 
     def failures(self) -> list[Attempt]:
-        """Requests without a whole answer, or with another than most."""
+        """Return the attempts with an incomplete answer, or with a text that differs from the most frequent one."""
         texts = [attempt.text for attempt in self.attempts]
         usual = max(set(texts), key=texts.count)
         return [attempt for attempt in self.attempts if not attempt.is_whole or attempt.text != usual]
 
     async def _run(self) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # an idle one may end at any time
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # a server may close idle connections
         async with httpx.AsyncClient(timeout=_TIMEOUT_S, limits=limits, headers=self.cloud.headers) as client:
             await asyncio.gather(*(self._ask(client, number) for number in range(self.count)))
 

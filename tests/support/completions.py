@@ -1,4 +1,4 @@
-"""Completions of a chat, whole and as a server would stream them, and JSON that nobody means."""
+"""Chat completions, whole and as stream chunks, and random JSON that only resembles them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def completion(reasoning: str, content: str, calls: list[tuple[str, str]], finis
 
 
 def chunks_of(whole: dict[str, Any], size: int) -> list[dict[str, Any]]:
-    """The same as a server would stream it, `size` characters at a time."""
+    """Return the chunks in which a server would stream the completion `whole`, with `size` characters each."""
     choice = whole["choices"][0]
     message = choice["message"]
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]

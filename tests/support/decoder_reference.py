@@ -1,4 +1,4 @@
-"""Random-weight models of every family, small, as transformers builds them: what ours is compared with."""
+"""Small transformers models of every family with random weights: the reference for Updraft's decoders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max
 FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 2.0, 3.5, 4.0]}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, **FACTORS}
 
-#: name -> (architecture, what its configuration says beside the common sizes)
+#: Test models by name: architecture, and configuration values in addition to the sizes that all models share.
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-gqa-tied": ("Llama", {"num_key_value_heads": 2, "tie_word_embeddings": True}),
     "llama-mha-untied": ("Llama", {"num_key_value_heads": 4, "rope_theta": 500000.0}),
@@ -60,12 +60,13 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {"num_key_value_heads": 2, "sliding_window": 40}),
     "phi3-short": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 256}),
 }
-#: Long contexts only: transformers takes the short factors for short sequences, ours follows the context length.
+#: Only for long sequences: for short ones, transformers uses `short_factor`; Updraft's choice of factors depends on the
+#: context length instead.
 LONG_ONLY = ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 40})
 
 
 def reference_model(architecture: str = "Llama", **overrides: Any) -> Any:
-    """A transformers model in float32, its norms and biases random too."""
+    """Return a small transformers model in float32. Norm weights and biases are random too."""
     torch.manual_seed(0)
     options = {
         "vocab_size": VOCABULARY,
@@ -74,7 +75,7 @@ def reference_model(architecture: str = "Llama", **overrides: Any) -> Any:
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "max_position_embeddings": 256,
-        "initializer_range": 0.15,  # peaked logits, so that 1e-4 is a demand
+        "initializer_range": 0.15,  # peaked logits, so that a tolerance of 1e-4 is strict
         "pad_token_id": None,
         "bos_token_id": None,
         "eos_token_id": None,
@@ -90,7 +91,7 @@ def reference_model(architecture: str = "Llama", **overrides: Any) -> Any:
 
 
 def expected_logprobs(reference: Any, tokens: list[int]) -> torch.Tensor:
-    """(tokens, vocabulary), computed in one piece."""
+    """Return log-probabilities (tokens, vocabulary), computed in one forward pass over `tokens`."""
     with torch.inference_mode():
         return reference(torch.tensor([tokens]), use_cache=False).logits[0].log_softmax(-1)
 

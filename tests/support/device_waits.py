@@ -1,4 +1,4 @@
-"""On a GPU: a block of code in which the host may not wait for the device, but for events."""
+"""Checks that the host does not wait for the GPU in a block of code, except for events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 
 @contextmanager
 def forbid_device_waits() -> Generator[None]:
-    """torch raises for whatever would synchronise. That this may change it says once, as a warning."""
+    """Make torch raise an error if the block synchronises with the GPU.
+
+    Torch's warning that this mode is experimental is ignored.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         try:

@@ -1,4 +1,4 @@
-"""A proxy that kills its node after a part of an answer, however much the node has sent by then."""
+"""A proxy that kills its node after a given number of answer chunks, even if the node has sent more by then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from server_processes import Process
 
-_CHUNK_END = b"\n\n\r\n"  # an event, or several, and the end of an HTTP chunk
+_CHUNK_END = b"\n\n\r\n"  # end of an event, followed by the end of an HTTP chunk
 
 
 class _Proxy:
@@ -21,7 +21,7 @@ class _Proxy:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def serve(self) -> None:
-        """Relay connections until `close`, also by the node's death."""
+        """Relay connections until `close` is called, by the owner or after the node was killed."""
         address = urlsplit(self._node.url)
         with suppress(OSError):
             while True:
@@ -70,7 +70,10 @@ class _Proxy:
 
 @contextmanager
 def dying(node: Process, deaths: deque[int]) -> Iterator[str]:
-    """The proxy's URL. `deaths`, shared by several nodes: after how many chunks the next streams lose their node."""
+    """Run the proxy, and yield its URL. `deaths`: number of chunks after which the node is killed, by stream.
+
+    Several proxies may share `deaths`; each stream takes the first number left.
+    """
     proxy = _Proxy(node, deaths)
     thread = threading.Thread(target=proxy.serve)
     thread.start()

@@ -1,4 +1,4 @@
-"""A strict reader of Prometheus' text format 0.0.4: what a scraper would refuse or misread is an error here."""
+"""A strict parser of Prometheus' text format 0.0.4: text that a scraper would reject or misread is an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SAMPLE = re.compile(rf"(?P<name>{_NAME})(?:\{{(?P<labels>{_LABEL}(?:,{_LABEL})*
 
 @dataclass
 class Family:
-    """`samples`: by name and labels as written."""
+    """One metric. `samples`: values by sample name and labels, as written in the text."""
 
     name: str
     help: str
@@ -21,14 +21,14 @@ class Family:
 
 
 def parse(text: str) -> dict[str, Family]:
-    """The families by name. AssertionError where the text is not what it should be."""
+    """Return the metric families by name. Raises AssertionError if the text violates the format."""
     assert text.endswith("\n")
     families: dict[str, Family] = {}
     family = Family("", "")
     for line in text.splitlines():
         if line.startswith("# HELP "):
             _, _, name, help_text = line.split(" ", 3)
-            assert name not in families, f"{name} is there twice"
+            assert name not in families, f"{name} is declared twice"
             family = families[name] = Family(name, help_text)
         elif line.startswith("# TYPE "):
             _, _, name, family.kind = line.split(" ")

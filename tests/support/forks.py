@@ -1,5 +1,4 @@
-"""Runs work on many files in one child process that forks for each: how each ended, in milliseconds instead of a
-Python start."""
+"""Runs work on many files, each in a fork of one child process, which is much faster than a new Python process."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from typing import Any
 
 
 def run_child(program: str, paths: Sequence[Path], **options: Any) -> list[str]:
-    """Run `program`, which calls `serve_forks`, and return one ending for each of `paths`."""
+    """Run the Python file `program`, which must call `serve_forks`, and return one outcome for each of `paths`."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     done = subprocess.run(
         [sys.executable, program],
@@ -41,9 +40,9 @@ def serve_forks(end_of: Callable[..., str]) -> None:
 
 
 def in_fork(work: Callable[[], str], timeout_s: int) -> str:
-    """Return the result of `work`, "untyped: ..." for an exception, or "crash: SIGSEGV".
+    """Run `work` in a fork. Return its result, "untyped: ..." after an exception, or "crash: SIGSEGV" after a signal.
 
-    SIGPROF ends the work after `timeout_s` of processor time, SIGALRM after twenty times as long on the clock.
+    SIGPROF ends the fork after `timeout_s` of processor time, SIGALRM after 20 times as long by the clock.
     """
     reader, writer = os.pipe()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""A cloud that answers with every optional field of OpenAI's schema, and keeps what it was sent."""
+"""A cloud that answers with every optional field of OpenAI's schema, and records the requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _USAGE = {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10, **_DET
 
 @dataclass
 class FullCloud:
-    """`bodies`, `headers` and `queries` of the requests, in their order."""
+    """A cloud that records `bodies`, `headers` and `queries` of its requests, in their order."""
 
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -68,7 +68,11 @@ def _logprobs() -> dict[str, Any]:
 
 
 def _message(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """A call where tools are offered and none has answered, JSON where a format is asked for, else text."""
+    """Return a message and its finish reason: a tool call, JSON or text.
+
+    Requests with tools get a tool call, unless the last message is a tool's result. Others get JSON if they ask for a
+    format.
+    """
     rest = {"role": "assistant", "refusal": None, "audio": None, "function_call": None, "reasoning_content": "Hm."}
     if body.get("tools") and body["messages"][-1]["role"] != "tool":
         return {**rest, "content": None, "tool_calls": [CALL], "annotations": []}, "tool_calls"
@@ -78,7 +82,7 @@ def _message(body: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 async def _events(message: dict[str, Any], reason: str) -> AsyncIterator[bytes]:
-    """The last text comes with the finish, as some servers have it."""
+    """Yield a stream in which the last text comes with the finish reason, as some servers send it."""
     calls = [{**call, "index": index} for index, call in enumerate(message.get("tool_calls") or ())]
     first = {"role": "assistant", "content": "", "refusal": None, "reasoning_content": "Hm."}
     last = {"tool_calls": calls} if calls else {"content": message["content"]}

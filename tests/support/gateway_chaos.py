@@ -1,4 +1,4 @@
-"""Clients that stream without end, and somebody who kills and stops what they ask."""
+"""Clients that send streaming requests until they are stopped, while processes of the cluster are killed or paused."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gateway_cluster import CLIENTS, Cluster
 TIMEOUT_S = 60.0
 _REAL_PROMPTS = 4
 _REAL_TOKENS = 40
-_REAL_EVERY = 6  # clients
-_REAL_PAUSE_S = 1.0  # the tiny model writes as fast as it can, and would leave the others no time
-_TOLD_EVERY = 50  # kills
+_REAL_EVERY = 6  # every sixth client asks the real model
+_REAL_PAUSE_S = 1.0  # pause after each answer of the tiny model, which otherwise takes all processor time
+_TOLD_EVERY = 50  # number of kills between two progress messages
 
 
 @dataclass
@@ -32,14 +32,14 @@ class Attempt:
     expected: str
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
-    # 0: there was no answer.
+    # HTTP status; 0 without an answer.
     status: int = 0
     text: str = ""
     usage: dict[str, int] = field(default_factory=dict[str, int])
-    # The type of the error that the client was told, and its message.
+    # Type of the error that the client received, and its message.
     error: str = ""
     message: str = ""
-    # How its connection broke.
+    # How the connection broke; empty if it did not.
     broke: str = ""
     is_done: bool = False
 
@@ -49,7 +49,7 @@ class Attempt:
 
 
 class Clients:
-    """Clients that stream in a loop until `stop`."""
+    """Clients that send streaming requests in a loop until `stop` is called."""
 
     def __init__(self, target: Cluster) -> None:
         self.attempts: list[Attempt] = []
@@ -65,18 +65,18 @@ class Clients:
     def stop(self) -> None:
         self._stopping.set()
         self._thread.join(2 * TIMEOUT_S)
-        assert not self._thread.is_alive(), "a client has no answer after its timeout"
+        assert not self._thread.is_alive(), "a client still waits after its timeout"
 
     def wait_for_answers(self, count: int) -> None:
-        """So many more whole answers; whoever was stopped for long enough goes on meanwhile."""
+        """Wait for `count` more complete answers. Meanwhile, resume processes that were paused for long enough."""
         before, until = self._whole, time.monotonic() + TIMEOUT_S
         while self._whole < before + count:
-            assert time.monotonic() < until, "nobody gets an answer any more"
+            assert time.monotonic() < until, "no client got an answer within the timeout"
             self._target.resume()
             time.sleep(0.05)
 
     async def _run(self) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # an idle one may end at any time
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # a server may close idle connections
         async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, headers=self._target.headers) as client:
             await asyncio.gather(*(self._ask(client, number) for number in range(CLIENTS)))
 
@@ -104,7 +104,7 @@ async def stream(
     body: dict[str, Any],
     all_began: asyncio.Barrier | None = None,
 ) -> None:
-    """Ask, and record every event. `all_began`: awaited after the first event."""
+    """Send one request, and record its stream in `attempt`. `all_began`: barrier to wait at after the first event."""
     opening = client.stream("POST", f"{url}/v1/chat/completions", json=body, headers={"x-request-id": attempt.id})
     try:
         async with asyncio.timeout(TIMEOUT_S), opening as response:
@@ -142,12 +142,12 @@ def _note(error: dict[str, Any], attempt: Attempt) -> None:
 
 
 def all_at_once(target: Cluster, count: int) -> list[Attempt]:
-    """So many streams that each begins before any of them ends."""
+    """Run `count` streams that all begin before any of them ends, and return their attempts."""
 
     async def run() -> list[Attempt]:
         all_began = asyncio.Barrier(count)
         attempts = [Attempt(f"burst-{number}", "echo", f"burst {number} " + "x" * 60) for number in range(count)]
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # an idle one may end at any time
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # a server may close idle connections
         async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, headers=target.headers) as client:
             streams = (
                 stream(client, target.url, attempt, _body("echo", attempt.expected), all_began) for attempt in attempts
@@ -170,7 +170,10 @@ _ACTIONS: dict[Action, tuple[Callable[[Cluster, random.Random], bool], float]] =
 
 
 def make_trouble(target: Cluster, clients: Clients, kills: int) -> Counter[Action]:
-    """So many kills and stops at random, with some answers between them."""
+    """Kill or pause random processes `kills` times, and let clients get a few answers in between.
+
+    Returns the number of times that each action was taken.
+    """
     chance, done = random.Random(kills), Counter[Action]()
     weights = [weight for _, weight in _ACTIONS.values()]
     while done.total() < kills:

@@ -1,4 +1,4 @@
-"""A gateway with two workers before scripted and real nodes, and the ways to kill and stop each of them."""
+"""A gateway with two workers in front of scripted and real nodes, with methods that kill or pause any process."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
 from updraft.cloud_engine.gateway.ledger.opening import open_store
 
 CLIENTS = 24
-CONCURRENT = 2 * CLIENTS  # the key's limit: an answer is read a moment before its reservation is settled
+CONCURRENT = 2 * CLIENTS  # limit of the key: a reservation is settled a moment after its answer was read
 _STUBS = 4
 _LEFT = 2
 _STOPPED_S = 5.0
-_SETTLED_WORKER_S = 3.0  # the supervisor takes workers that die sooner for ones that cannot start
-_STABLE_CORE_S = 60.0  # a node gives up on cores that die again and again before
+_SETTLED_WORKER_S = 3.0  # minimum age of a worker to kill: the supervisor takes an earlier death for a failed start
+_STABLE_CORE_S = 60.0  # seconds between two kills of a node's core (its engine process): more often, the node gives up
 _RETURN_S = 120.0
 
 
 @dataclass
 class Group:
-    """Nodes with one model, which may be killed or stopped while two others are left."""
+    """Nodes that serve the same model. A node is killed or paused only while two others are available."""
 
-    # Starts a node at a port.
+    # Function that starts a node on the given port.
     start: Callable[[str], AbstractContextManager[Process]]
     nodes: list[Process]
-    # By URL: brings back a node that was killed.
+    # Threads that restart killed nodes, by URL of the node.
     returning: dict[str, threading.Thread] = field(default_factory=dict[str, threading.Thread])
-    # By URL: when a core was killed.
+    # Time of the last kill of a node's core, by URL of the node.
     cores_killed: dict[str, float] = field(default_factory=dict[str, float])
 
     def expendable(self, stopped: set[int]) -> list[Process]:
-        """Return the nodes of which one may be stopped. `stopped`: processes."""
+        """Return the nodes that may be killed or paused now. `stopped`: ids of paused processes."""
         away = {url for url, thread in self.returning.items() if thread.is_alive()}
         here = [node for node in self.nodes if node.url not in away and not stopped & {node.popen.pid, core_of(node)}]
         return here if len(here) > _LEFT else []
@@ -59,7 +59,7 @@ class Group:
 
 @dataclass
 class Cluster:
-    """Everything that can be killed."""
+    """The gateway and its nodes, every process of which can be killed or paused."""
 
     folder: Path
     port: int
@@ -69,11 +69,11 @@ class Cluster:
     reals: Group
     stack: ExitStack
     gateway: Process | None = None
-    #: From when to when workers, or all, were being killed, and the gateway was not back.
+    #: (start, end) of each kill of a worker or of the whole gateway, including the gateway's restart.
     kills: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    #: Who is stopped, and until when.
+    #: (time at which to resume, process id) of each paused process.
     stopped: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
-    #: Cores that went on behind the death of their node.
+    #: Process ids of cores that survived the death of their node.
     outlived: list[int] = field(default_factory=list[int])
 
     @property
@@ -94,12 +94,12 @@ class Cluster:
 
     def start_gateway(self) -> None:
         nodes = [word for node in (*self.stubs.nodes, *self.reals.nodes) for word in ("--node", node.url)]
-        files = ("--db", str(self.db), "--keys", str(self.folder / "keys"))
+        files = ("--ledger", str(self.db), "--keys", str(self.folder / "keys"))
         command = ("-m", "updraft", "gateway", "--port", str(self.port), "--workers", "2", *nodes, *files)
         self.gateway = self.stack.enter_context(running(*command, log=self.folder / f"log-{time.time_ns()}"))
 
     def workers(self) -> list[psutil.Process]:
-        """Return the worker processes that have started."""
+        """Return the worker processes that the supervisor considers started."""
         assert self.gateway is not None
         with suppress(psutil.NoSuchProcess):
             children = psutil.Process(self.gateway.popen.pid).children()
@@ -137,7 +137,7 @@ class Cluster:
         return self._kill_server(self.reals, chance)
 
     def kill_core(self, chance: random.Random) -> bool:
-        """The engine of a real node, which starts another one."""
+        """Kill the core of a random real node, which then starts a new core. Return whether a core was killed."""
         group, long_ago = self.reals, time.monotonic() - _STABLE_CORE_S
         stable = [node for node in self._expendable(group) if group.cores_killed.get(node.url, 0.0) < long_ago]
         if not stable or not (core := core_of(node := chance.choice(stable))):
@@ -173,7 +173,7 @@ class Cluster:
         return group.expendable({process for _, process in self.stopped})
 
     def stop(self, chance: random.Random) -> bool:
-        """Stop a worker, or a node's server or core, and go on: `resume` lets it run again."""
+        """Pause a random worker, node or core, unless a process is paused already. `resume` continues it later."""
         if self.stopped:
             return False
         nodes = [*self._expendable(self.stubs), *self._expendable(self.reals)]
@@ -196,7 +196,7 @@ class Cluster:
                     os.kill(process, signal.SIGCONT)
 
     def wait_for(self, *nodes: Process) -> None:
-        """Until every worker that answers has the nodes in: whichever was asked, several times in a row."""
+        """Wait until `nodes` are healthy in four answers in a row, because answers come from different workers."""
         in_a_row, urls = 0, {node.url for node in nodes}
 
         def are_in() -> bool:
@@ -210,7 +210,7 @@ class Cluster:
         _wait(are_in, _RETURN_S)
 
     def wait_for_return(self) -> None:
-        """Nobody is stopped, and nobody is missing."""
+        """Resume all paused processes, and wait until all nodes are healthy again."""
         self.resume(everything=True)
         for group in (self.stubs, self.reals):
             for thread in group.returning.values():
@@ -218,7 +218,7 @@ class Cluster:
             self.wait_for(*group.nodes)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of the ledger, after the gateway's end and with the dead ones' intents marked."""
+        """Return the ledger's rows after the gateway has ended. Opening the ledger marks intents of dead workers."""
         UsageLedger(open_store(str(self.db))).close()
         with closing(sqlite3.connect(self.db)) as connection:
             connection.row_factory = sqlite3.Row
@@ -226,7 +226,7 @@ class Cluster:
 
 
 def core_of(node: Process) -> int:
-    """The process of a node's engine; 0 where it has none, or none now."""
+    """Return the process id of the node's core; 0 if no core is running."""
     with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         for child in psutil.Process(node.popen.pid).children():
             with suppress(psutil.NoSuchProcess):
@@ -248,7 +248,7 @@ def _is_healthy(url: str) -> bool:
 
 
 def _wait(condition: Callable[[], bool], limit_s: float) -> None:
-    """Until it holds, or for as long."""
+    """Wait until `condition` holds, at most `limit_s` seconds."""
     until = time.monotonic() + limit_s
     while not condition() and time.monotonic() < until:
         time.sleep(0.05)
@@ -256,7 +256,7 @@ def _wait(condition: Callable[[], bool], limit_s: float) -> None:
 
 @contextmanager
 def cluster(folder: Path, real_nodes: int) -> Iterator[Cluster]:
-    """Real nodes are left alone where they are fewer than three."""
+    """Run a gateway with scripted nodes and `real_nodes` real nodes. Fewer than three real nodes are never killed."""
     model = write_model(folder / "tiny", 0, context=512)
 
     def log() -> Path:
@@ -272,7 +272,7 @@ def cluster(folder: Path, real_nodes: int) -> Iterator[Cluster]:
     with ExitStack() as stack:
         stubs = Group(stub, [stack.enter_context(stub("0")) for _ in range(_STUBS)])
         reals = Group(real, [stack.enter_context(real("0")) for _ in range(real_nodes)])
-        key = make_key(folder / "keys", "tester", limits=Limits(concurrent=CONCURRENT, tokens_per_minute=10**9))
+        key = make_key(folder / "keys", "tester", limits=Limits(max_concurrency=CONCURRENT, tokens_per_minute=10**9))
         admin_key = make_key(folder / "keys", "admin", "admin")
         started = Cluster(folder, free_port(), key, admin_key, stubs, reals, stack)
         started.start_gateway()

@@ -1,4 +1,4 @@
-"""A copy of a GGUF file with other metadata."""
+"""Copies a GGUF file with changed metadata."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import numpy as np
 
 
 def edited(source: Path, target: Path, changes: Mapping[str, Any], drop: Collection[str] = ()) -> Path:
-    """`changes`: key -> value. Its type is that of the value it replaces; a new one is a text or a switch."""
+    """Copy `source` to `target` with the metadata `changes`, and without the keys in `drop`.
+
+    A changed value keeps its type. A new value must be a string or a bool.
+    """
     reader = gguf.GGUFReader(source)
     architecture = "general.architecture"
     writer = gguf.GGUFWriter(target, reader.fields[architecture].contents())

@@ -1,4 +1,4 @@
-"""A corpus of damaged and hostile GGUF files: seeded mutations of a sound one, in its bytes and in its fields."""
+"""A corpus of damaged and hostile GGUF files: seeded mutations of a valid file, of its bytes and of its fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ ARCHITECTURES = (
 
 @dataclass
 class Value:
-    """`kind`: the format's number; of an array, `items` are payloads of `item_kind`, and `count` what it claims."""
+    """One metadata value. `kind` is the type number of the GGUF format.
+
+    For arrays: `items` are encoded values of type `item_kind`; `count` replaces the true length if it is not None.
+    """
 
     kind: int
     payload: bytes = b""
@@ -50,7 +53,7 @@ class Entry:
 
 @dataclass
 class File:
-    """A GGUF file taken apart; `build` puts it together again, whatever it says by then."""
+    """A parsed GGUF file. `build` serialises it without any checks, so that changed files may be invalid."""
 
     values: list[tuple[bytes, Value]]
     tensors: list[Entry]
@@ -80,7 +83,7 @@ class File:
 
 
 def corpus(sound: bytes, count: int, seed: int) -> Iterator[tuple[str, bytes]]:
-    """`count` mutations of a sound file, each with the name of what was done."""
+    """Yield `count` mutations of the valid file `sound`, each with a name that says how to reproduce it."""
     for number in range(count):
         draw = random.Random(f"{seed}-{number}")
         name, mutate = draw.choice(list(MUTATIONS.items()))
@@ -116,7 +119,7 @@ def counts(draw: random.Random, sound: bytes) -> bytes:
 
 
 def scalar(draw: random.Random, sound: bytes) -> bytes:
-    """Another value, mostly of the same type, for one to three of the numbers and texts."""
+    """Replace one to three numbers or strings by other values, mostly of the same type."""
     file = File.parse(sound)
     for _ in range(draw.randint(1, 3)):
         key, value = draw.choice([item for item in file.values if item[1].kind != ARRAY])
@@ -126,7 +129,7 @@ def scalar(draw: random.Random, sound: bytes) -> bytes:
 
 
 def hyperparameter(draw: random.Random, sound: bytes) -> bytes:
-    """The same for what llama.cpp computes with, also where the file does not have it yet."""
+    """Set one to three of llama.cpp's hyperparameters to other numbers, even if the file lacks them."""
     file = File.parse(sound)
     names = (
         "block_count", "embedding_length", "attention.head_count", "attention.head_count_kv", "attention.key_length",
@@ -157,7 +160,7 @@ def key(draw: random.Random, sound: bytes) -> bytes:
 
 
 def array(draw: random.Random, sound: bytes) -> bytes:
-    """A list of the tokenizer, or one in the place of a number: of other length, type or content."""
+    """Change length, type or content of a random array, or replace a number by an array."""
     file = File.parse(sound)
     name, old = draw.choice([item for item in file.values if item[1].kind == ARRAY])
     items = list(old.items)
@@ -225,7 +228,7 @@ def weights(draw: random.Random, sound: bytes) -> bytes:
 
 
 def architecture(draw: random.Random, sound: bytes) -> bytes:
-    """The same weights under the name of another family, whose code then reads them."""
+    """Rename the architecture, so that another model family's code reads the same weights."""
     file, name = File.parse(sound), draw.choice(ARCHITECTURES)
     file.put(b"general.architecture", Value(STRING, text(name)))
     file.values = [(key.replace(b"llama.", name + b".", 1), value) for key, value in file.values]

@@ -1,4 +1,4 @@
-"""Models of any shape with random weights: memory and speed do not depend on what they say."""
+"""GGUF models of any shape with random weights. Memory and speed do not depend on the values of the weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama-like decoder. `kind`: ggml type of the matrices. `extra`: more hyperparameters, without the prefix."""
+    """A Llama-like decoder. `kind`: ggml type of matrices. `extra`: hyperparameters by name without "llama."."""
 
     architecture: str = "llama"
     layers: int = 2
@@ -58,7 +58,7 @@ def write(path: Path, shape: Shape) -> Path:
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
-    """The 256 bytes as GPT-2 spells them, one merge, fillers, and an end."""
+    """Add the 256 bytes in GPT-2's spelling, one merge, filler tokens, and an end token."""
     letters = [*range(33, 127), *range(161, 173), *range(174, 256)]
     spelled = [chr(letter) for letter in letters] + [chr(256 + index) for index in range(256 - len(letters))]
     tokens = [*spelled, "ab", *(f"<f{index}>" for index in range(size - 258)), "<end>"]
@@ -73,7 +73,7 @@ def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
 
 
 def _tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Names and shapes, the slowest dimension first."""
+    """Return tensor shapes by name, slowest dimension first."""
     attention, groups = shape.heads * shape.head, shape.kv_heads * shape.head
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (shape.vocabulary, shape.width),

@@ -1,4 +1,4 @@
-"""Opens model files as an app does and writes many texts to each, in a process that may die: how each ended."""
+"""Opens model files as an app does and gives each many texts, in child processes that may crash."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ UNITS = ("a", "aA", "a ", "1", ".", " ", "\t", "\r\n", "\n", "中", "é", "e\u03
 
 
 def converse(paths: Sequence[Path], *, examples: int, longest: int) -> list[str]:
-    """For each file: "refused: ..." by its trial, "" if every text had an answer or a typed error, or "crash: SIGSEGV".
+    """Return for each file "refused: ..." if its trial load failed, "" if all texts worked, or "crash: SIGSEGV".
 
-    `examples`: random texts for each file. `longest`: characters of the runs.
+    A text works if the engine answers or raises a typed error. `examples`: number of random texts per file. `longest`:
+    length in characters of texts that repeat a single unit.
     """
     return run_child(__file__, paths, examples=examples, longest=longest)
 
@@ -37,7 +38,7 @@ def _write_texts(path: Path, examples: int, longest: int) -> str:
     from updraft.protocol.requests import Message
     from updraft.protocol.sampling import SamplingParams
 
-    with LocalEngine.load(path, LocalOptions(context_length=128, threads=1)) as engine:
+    with LocalEngine.load(path, LocalOptions(max_model_len=128, threads=1)) as engine:
 
         @settings(max_examples=examples, database=None, deadline=None, suppress_health_check=list(HealthCheck))
         @given(st.text(st.characters(codec="utf-8"), max_size=60) | st.text("<|>s/0xF1\u2581 \0\n", max_size=20))

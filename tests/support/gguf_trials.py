@@ -1,4 +1,4 @@
-"""Loads many files as an app would, each in a fork."""
+"""Tries to load many GGUF files as an app does, each in a forked process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT_S = 5
 
 
 def try_all(paths: Sequence[Path]) -> list[str]:
-    """For each file what `trial.attempt` says: "" for a sound one, its complaint, or "crash: SIGSEGV"."""
+    """Return the result of `trial_load.attempt` for each file: "" if valid, the reason if not, or "crash: SIGSEGV"."""
     return run_child(__file__, paths)
 
 

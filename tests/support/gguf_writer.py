@@ -1,4 +1,4 @@
-"""A small transformers model as a GGUF file, in the layout of llama.cpp's converter."""
+"""Writes a small transformers model as a GGUF file, in the layout of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARCHITECTURES = {
 
 
 def write_gguf(model: Any, path: Path, quantization: str = "F32") -> None:
-    """Matrices in `quantization`, vectors in F32, and a vocabulary of meaningless tokens."""
+    """Write `model` with matrices in `quantization`, vectors in F32, and a vocabulary of meaningless tokens."""
     config = model.config
     arch = ARCHITECTURES[config.architectures[0] if config.architectures else type(model).__name__]
     writer = gguf.GGUFWriter(path, arch)

@@ -1,4 +1,4 @@
-"""State folders of tests: nothing of anybody else's in them but native code, which takes seconds to build."""
+"""State folders for tests. They are empty except for native code, which takes seconds to build."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from updraft.protocol.settings import state_folder
 
 
 def home_in(folder: Path) -> Path:
-    """A new `UPDRAFT_HOME`. Ask before the variable is changed."""
+    """Create an `UPDRAFT_HOME` that shares the current home's native code. Call this before changing the variable."""
     built, home = state_folder() / "native", folder / "home"
     home.mkdir(mode=0o700)
     if built.is_dir():

@@ -1,4 +1,4 @@
-"""Requests that are nearly right, or not at all: heads, framings and bodies, made from a seed."""
+"""Random HTTP requests from a seed, of which heads, framing and bodies are often slightly or completely invalid."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ _METHODS = ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE",
 
 
 class Form(dict[str, str]):
-    """Fields of a body that is sent as a form."""
+    """Fields of a body that is sent as a multipart form."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
     method: str
     path: str
-    # A body that it takes, None where it takes none.
+    # A valid body; None if the endpoint takes no body.
     body: dict[str, Any] | None = None
     key: str = ""
 
 
 @dataclass
 class Fuzzer:
-    """`canary`: stands in every wrong key, so that one in a log is found."""
+    """Generator of random requests. `canary`: part of every wrong key, so that a key in a log is noticed."""
 
     seed: int
     canary: str
@@ -67,7 +67,7 @@ class Fuzzer:
         self._random = random.Random(self.seed)
 
     def request(self, endpoint: Endpoint) -> bytes:
-        """One request to `endpoint`, most parts of which are right most of the time."""
+        """Return a request to `endpoint`. Each of its parts is valid most of the time."""
         rng = self._random
         method = endpoint.method if rng.random() < 0.95 else rng.choice(_METHODS)
         version = (
@@ -128,7 +128,7 @@ class Fuzzer:
         return {rng.choice(names): self._value(depth + 1) for _ in range(rng.choice((0, 1, 3)))}
 
     def _framed(self, body: bytes) -> tuple[bytes, list[str]]:
-        """The body as it is sent, and the headers that say how."""
+        """Return the body as sent, and the headers that describe its framing."""
         rng = self._random
         kind = rng.random()
         if kind < 0.8:
@@ -148,7 +148,7 @@ class Fuzzer:
         return body, rng.choice((*lengths, both, [f"content-length: {10**30}"], ["transfer-encoding: gzip"]))
 
     def _harmed(self, data: bytes, share: float) -> bytes:
-        """`data`, with some bytes changed in `share` of the cases."""
+        """Return `data`, in which a few bytes are changed with the probability `share`."""
         rng = self._random
         if not data or rng.random() >= share:
             return data
@@ -169,7 +169,10 @@ def _form(fields: dict[str, Any]) -> bytes:
 
 
 def answer_to(url: str, request: bytes, silence_s: float = 0.5) -> bytes:
-    """The response until the end of the connection; a server that waits for more is left after `silence_s`."""
+    """Send `request`, and return the response.
+
+    The response ends when the server closes the connection, or sends nothing for `silence_s`.
+    """
     address = urlsplit(url)
     received = bytearray()
     with socket.create_connection((address.hostname or "", address.port or 0), timeout=20) as client:

@@ -1,4 +1,4 @@
-"""The imports of the package, module by module: read from the source, nothing is imported."""
+"""Imports between modules of the package, parsed from the source without importing a module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYERS = {
 
 @dataclass(frozen=True)
 class Import:
-    """`source` (dotted, below the package root) imports `target`; both without the leading `updraft`."""
+    """An import of module `target` by module `source`; both are dotted names without the leading `updraft`."""
 
     source: str
     target: str
@@ -47,7 +47,7 @@ def sources() -> list[Path]:
 
 @cache
 def imports_of(path: Path) -> tuple[Import, ...]:
-    """Every import of our own modules in a file, also those inside functions and `if TYPE_CHECKING`."""
+    """Return all imports of Updraft's modules in a file, including those in functions and in `if TYPE_CHECKING`."""
     return tuple(_imports(path))
 
 

@@ -1,8 +1,8 @@
-"""Compiles Triton kernels for a GPU that is not here, and reads what they need of it.
+"""Compiles Triton kernels for GPUs that this machine lacks, and reports the registers and memory that they need.
 
-Run as a program in a process of its own, for the interpreter and the compiler cannot share one: `python
-kernel_compiler.py` reads lines of JSON, `[SPECS.py, NAME]`. It compiles the specifications in that list for sm_80 and
-sm_90 and prints a line of JSON for each.
+`python kernel_compiler.py` is a separate process, because Triton's interpreter and compiler cannot share one. It reads
+lines of JSON, `[FILE, NAME]`, compiles the list of `Spec` objects called NAME in FILE for sm_80 and sm_90, and prints a
+line of JSON for each list.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ ARCHITECTURES = (80, 90)
 
 @dataclass(frozen=True)
 class Spec:
-    """One specialisation of a kernel. `signature`: argument to type (`*bf16`, `i32`, `fp32`), constexprs left out.
+    """One specialisation of a kernel. `signature`: type (`*bf16`, `i32`, `fp32`) of each argument but the constexprs.
 
-    `aligned`: arguments known to be divisible by 16, which is what Triton finds of most pointers and strides at launch.
-    `least`: the oldest architecture it is for. `programs`: that a Hopper multiprocessor's memory is to hold at once.
+    `aligned`: arguments known to be divisible by 16; at launch, Triton detects this for most pointers and strides.
+    `least`: oldest architecture to compile for. `programs`: number of programs that must fit in the shared memory of a
+    Hopper multiprocessor at once.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Resources:
-    """ptxas's resources of a kernel: registers of a thread, bytes spilled (stack and local), bytes of shared memory."""
+    """Resources of a compiled kernel: registers per thread, bytes spilled (stack and local), bytes of shared memory."""
 
     spec: str
     architecture: int
@@ -61,10 +62,10 @@ Compile = Callable[[Path, str], list[Resources]]
 
 @contextmanager
 def compiler() -> Iterator[Compile]:
-    """A process without the interpreter that compiles the list of specifications with a name in a file.
+    """Run the compiler process, and yield a function that compiles the list of specifications `name` in a file.
 
-    The import of the compiler takes seconds: one process serves all files. Raises AssertionError for a specification
-    that does not compile.
+    One process serves all files, because importing the compiler takes seconds. The function raises AssertionError for a
+    specification that does not compile.
     """
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
     command = [sys.executable, __file__]
@@ -88,7 +89,7 @@ def compiler() -> Iterator[Compile]:
 
 
 def specs_in(path: Path, name: str = "SPECS") -> list[Spec]:
-    """The list called `name` in a file; empty if the file has none."""
+    """Return the list called `name` in the Python file `path`; empty if the file has no such list."""
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     assert module_spec is not None and module_spec.loader is not None
     module = importlib.util.module_from_spec(module_spec)
@@ -132,7 +133,7 @@ def _usage(cubin: bytes) -> dict[str, int]:
 
 
 def main() -> None:
-    replies, sys.stdout = sys.stdout, sys.stderr  # compilers may print
+    replies, sys.stdout = sys.stdout, sys.stderr  # keeps the compilers' output out of the replies
     for line in sys.stdin:
         path, name = json.loads(line)
         try:
@@ -149,5 +150,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.modules["kernel_compiler"] = sys.modules["__main__"]  # the specs import this very module
+    sys.modules["kernel_compiler"] = sys.modules["__main__"]  # specification files import this module by name
     main()

@@ -1,4 +1,4 @@
-"""Two daemons, apps and commands on one ledger, killed in random order under clients that note every answer."""
+"""Two daemons, apps and commands that share one ledger and are killed at random, while clients record all answers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ import updraft
 from router_fakes import FakeCloud
 from waiting import wait_for
 
-TOKENS = 15  # of one answer of the scripted cloud
-LIMIT = 1400  # tokens: `updraft ask` reserves 1,024
-PAUSE_S = 0.03  # of each client between two requests
-_PROCESSES = multiprocessing.get_context("forkserver")  # one import of the package for all processes
+TOKENS = 15  # tokens per answer of the fake cloud
+LIMIT = 1400  # budget per user in tokens; `updraft ask` reserves 1,024
+PAUSE_S = 0.03  # seconds that a client waits between two requests
+_PROCESSES = multiprocessing.get_context("forkserver")  # imports the package only once for all processes
 _PROCESSES.set_forkserver_preload(["updraft", "updraft.cli.main", "updraft.router.server.app", "updraft.cli.servers"])
 
 
@@ -53,7 +53,7 @@ def _backup(ledger: str) -> None:
 
 
 def _work(home: str, output: str, work: Callable[..., None], arguments: tuple[str, ...]) -> None:
-    """Run `work` as a process of its own would: with its output in a file."""
+    """Run `work(*arguments)` in this child process, with its output in the file `output`."""
     for number in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
     os.environ["UPDRAFT_HOME"] = home
@@ -64,7 +64,7 @@ _READY = re.compile(r"^ready (\S+)", re.MULTILINE)
 
 
 class SharedHome:
-    """One `UPDRAFT_HOME` of all processes."""
+    """The `UPDRAFT_HOME` that all processes share."""
 
     def __init__(self, folder: Path, cloud: FakeCloud) -> None:
         self.folder = folder / "home"
@@ -74,15 +74,15 @@ class SharedHome:
             f'cloud_url = "{cloud.url}"\ncloud_model = "large"\n[budget_per_user]\ncloud_tokens = {LIMIT}\n'
         )
         self._outputs = count()
-        #: Ids of whole answers, and how many there were for each user.
+        #: Request ids of complete answers, and the number of complete answers per user.
         self.answered: list[str] = []
         self.users: dict[str, int] = {}
         self.refused = 0
-        #: What must not happen.
+        #: Descriptions of errors that must not happen.
         self.faults: list[str] = []
 
     def start(self, work: Callable[..., None], *arguments: str) -> tuple[BaseProcess, Path]:
-        """A new process, and the file with its output."""
+        """Start a process that runs `work`, and return it with the path of its output file."""
         output = self.folder.parent / f"output-{next(self._outputs)}"
         process = _PROCESSES.Process(target=_work, args=(str(self.folder), str(output), work, arguments))
         process.start()
@@ -92,7 +92,7 @@ class SharedHome:
         process, output = self.start(work, *arguments)
         process.join(60)
         text = output.read_text()
-        if "error: budget spent" in text and "Traceback" not in text:  # all commands are one user
+        if "error: budget spent" in text and "Traceback" not in text:  # all commands share one user's budget
             self.refused += 1
         elif process.exitcode not in (0, -signal.SIGKILL) or "Traceback" in text:
             self.faults.append(f"{arguments} ended with {process.exitcode}: {text[-500:]}")
@@ -100,7 +100,7 @@ class SharedHome:
 
 
 class Daemon:
-    """A daemon with a client that never stops asking, and one that never stops looking at the page."""
+    """A daemon with two clients: one asks all the time, the other reads the page's data all the time."""
 
     def __init__(self, home: SharedHome) -> None:
         self._home = home
@@ -132,7 +132,7 @@ class Daemon:
         with httpx.Client(base_url=self._url, timeout=30) as client:
             while not self._ends.wait(PAUSE_S):
                 self._asked += 1
-                user = f"user-{self._asked // 100}"  # of both daemons
+                user = f"user-{self._asked // 100}"  # the same names on both daemons
                 body = {"model": "cloud", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
                 body |= {"user": user, "stream": bool(self._asked % 3)}
                 with contextlib.suppress(httpx.HTTPError):
@@ -147,7 +147,7 @@ class Daemon:
         elif response.status_code == 429:
             home.refused += 1
         elif '"draining"' not in text:
-            home.faults.append(f"an answer {response.status_code}: {text[-300:]}")
+            home.faults.append(f"unexpected answer {response.status_code}: {text[-300:]}")
 
     def _look(self) -> None:
         with httpx.Client(base_url=self._url, timeout=30) as client:
@@ -161,7 +161,7 @@ class Daemon:
 
 
 def make_trouble(home: SharedHome, daemons: list[Daemon], rounds: int, seed: int) -> None:
-    """Do one thing per round, in random order."""
+    """Run `rounds` actions in random order: restart or kill a daemon, run an app or a command, back up the ledger."""
     chosen = random.Random(seed)
 
     def app(end: str) -> None:

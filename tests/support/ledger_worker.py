@@ -1,4 +1,4 @@
-"""A worker process that opens intents, and settles some of them, until it is killed: prints what is committed."""
+"""A worker process that opens rows of the usage ledger, settles them unless `--hold`, and prints committed rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A worker process that has many requests admitted at once: prints what it was given, and what it used, as JSON."""
+"""A worker process that asks a limit store for many admissions at once.
+
+Prints the number of admitted requests and the tokens that they used, as JSON.
+"""
 
 from __future__ import annotations
 

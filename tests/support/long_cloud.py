@@ -1,4 +1,4 @@
-"""A cloud whose answers are as long as their caps allow, and that keeps what each of them really cost."""
+"""A cloud whose answers are as long as their token limits allow, and that records the true cost of each answer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PROMPT_TOKENS = 10
 
 @dataclass
 class LongCloud:
-    """`tokens`: of one answer without a cap. `chunk`: tokens of a stream's event. `word`: the text of a token.
+    """`tokens`: length of an answer without a limit. `chunk`: tokens per stream event. `word`: text of a token.
 
-    `hidden`: tokens of a stream before its first text. `honours`: whether caps end an answer. `omits`: tokens that
-    only the total of its usage counts.
+    `hidden`: tokens generated before the first text of a stream. `honours`: whether the request's limit ends an answer.
+    `omits`: tokens that the usage counts only in `total_tokens`.
     """
 
     url: str = ""
@@ -29,11 +29,11 @@ class LongCloud:
     omits: int = 0
     reports: bool = True
     honours: bool = True
-    # Requests whose connection breaks before the answer.
+    # Number of requests to end without an answer, by closing the connection.
     breaks: int = 0
     # Whether streams end without a finish reason.
     cuts: bool = False
-    # Messages with which fields are refused.
+    # Error messages by name of a field: requests with this field are refused.
     refuses: dict[str, str] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
     costs: list[tuple[int, int]] = field(default_factory=list)
@@ -106,7 +106,7 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
             self.answer(200, answer)
 
         def stream(self, body: dict[str, Any], length: int) -> None:
-            """Slow enough that the client's end is seen: each event waits until the one before is on its way."""
+            """Stream an answer slowly, with a small send buffer, so that the server notices when the client leaves."""
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")
             self.send_header("connection", "close")

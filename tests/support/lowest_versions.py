@@ -15,7 +15,7 @@ from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 EXTRAS = ("edge", "postgres", "redis", "otel")
-# Packages of the extras that the tests of `make test-floors` import.
+# Packages of other extras that the tests of `make test-floors` import, by extra.
 ALSO = {
     "train": ("onnx", "scikit-learn"),
     "cloud": ("gguf", "safetensors"),
@@ -28,7 +28,7 @@ _LEFT_OUT = ("torch", "llama-cpp-python")
 
 
 def requirements(*, newest: bool = False) -> list[str]:
-    """The direct dependencies of what `make test-floors` tests."""
+    """Return the direct dependencies to install for `make test-floors`, one requirement per package."""
     project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]
     extras: dict[str, list[str]] = project["optional-dependencies"]
     wanted_packages = [*project["dependencies"], *(package for name in EXTRAS for package in extras[name])]

@@ -1,4 +1,4 @@
-"""A model hub and web server on loopback sockets, with the faults of real ones: cuts, stalls, lies and detours."""
+"""A model hub and web server on loopback sockets, with typical faults: cut bodies, delays, wrong data, redirects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMIT = "c" * 40
 
 
 def tiny_gguf(size: int = 200_000, licence: str = "mit", seed: int = 0) -> bytes:
-    """A file whose header is in order, with one tensor of `size` pseudo-random bytes."""
+    """Return a GGUF file with a valid header and one tensor of `size` pseudo-random bytes."""
 
     def text(value: str) -> bytes:
         return struct.pack("<Q", len(value)) + value.encode()
@@ -31,24 +31,25 @@ def tiny_gguf(size: int = 200_000, licence: str = "mit", seed: int = 0) -> bytes
 
 @dataclass
 class ReceivedRequest:
-    """One request: its path and its headers, in small letters."""
+    """A request: its path, and its headers with lower-case names."""
 
     path: str
     headers: dict[str, str]
 
     @property
     def start(self) -> int:
-        """The first byte that was asked for."""
+        """Offset of the first byte that the client asked for."""
         return int(self.headers.get("range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
 
 
 @dataclass
 class Hub:
-    """`files` by repository and path; `web` by path. Faults apply to bodies, not to the one byte of a first look.
+    """Contents and faults of a hub. `files`: by repository and path. `web`: by path.
 
-    cuts: how many bodies end after `cut_after` bytes. statuses: what the first requests are answered with.
-    other: the origin of another server that files are redirected to; target: a whole address; facts_at: the origin of
-    one that knows about repositories. tail: what follows the file. pause_s: between two pieces of a body.
+    The faults spare a client's first request for a single byte. `cuts`: number of bodies that end after `cut_after`
+    bytes. `statuses`: replies to the first requests. `other`: origin of another server to which file requests are
+    redirected. `target`: complete URL for such redirects. `facts_at`: origin to which requests for repository facts are
+    redirected. `tail`: bytes sent after a file. `pause_s`: seconds between two pieces of a body.
     """
 
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class Hub:
 
     @property
     def bodies(self) -> list[ReceivedRequest]:
-        """Requests for files, without first looks."""
+        """Requests for files, without the first requests for a single byte."""
         return [
             received
             for received in self.received
@@ -157,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 time.sleep(hub.pause_s)
         except OSError:
-            return  # whoever asked has gone
+            return  # the client has disconnected
 
     def reply(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -175,12 +176,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """Clients that go away are what these tests are about."""
+        """Ignore disconnected clients, which these tests provoke."""
 
 
 @contextmanager
 def running(hub: Hub, host: str = "127.0.0.1") -> Iterator[Hub]:
-    """The hub, answering at `hub.url`."""
+    """Run `hub` inside the block, at the address `hub.url`."""
     handler = type("Handler", (_Handler,), {"hub": hub})
     server = _Server((host, 0), handler)
     Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-#: Releases before 3 wrap what a transport raises in errors of their own, and try again.
+#: Marks tests of a transport's errors: openai before version 3 wraps these errors in its own, and retries.
 passes_errors_on = pytest.mark.skipif(
-    int(openai.__version__.partition(".")[0]) < 3, reason="openai 2 wraps the errors of a transport"
+    int(openai.__version__.partition(".")[0]) < 3, reason="openai 2 wraps errors of the transport"
 )

@@ -1,4 +1,4 @@
-"""A package index on a loopback socket: wheels from memory, listed as pip wants them."""
+"""A package index on a loopback socket that serves wheels from memory in the format that pip expects."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 
-#: Code of a wheel's module, whose effect on import or run the tests look for.
+#: Code in every wheel, which exits the process. Tests check that it never runs.
 PLANT = "raise SystemExit('code of the package ran')\n"
 
 
 def wheel(package: str, version: str, files: Mapping[str, bytes]) -> tuple[str, bytes]:
-    """The name and bytes of a wheel that holds `files`, and code that fails when it runs."""
+    """Return the file name and the bytes of a wheel with `files`, and with code that exits if it is run."""
     module = package.replace("-", "_")
     facts = f"{module}-{version}.dist-info"
     contents = {f"{module}/{name}": data for name, data in files.items()}
@@ -35,11 +35,11 @@ def wheel(package: str, version: str, files: Mapping[str, bytes]) -> tuple[str, 
 
 @dataclass
 class Index:
-    """`wheels` by package and file name. `settings`: the environment in which pip asks this index and no other."""
+    """A package index. `wheels`: by package and file name. `settings`: environment that limits pip to this index."""
 
     wheels: dict[str, dict[str, bytes]]
     url: str = ""
-    # If given, a download begins but does not end before the event is set.
+    # If given, downloads stop after half of the file, and end once this event is set.
     ending: Event | None = None
     received: list[str] = field(default_factory=list)
 
@@ -51,7 +51,7 @@ class Index:
 
 @contextmanager
 def running(index: Index) -> Iterator[Index]:
-    """The index, answering at `index.url`."""
+    """Run `index` inside the block, at the address `index.url`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

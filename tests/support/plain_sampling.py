@@ -1,4 +1,4 @@
-"""Reference of sampling in plain torch, by sorting and with the noise of all tokens, and of edits by recounting.
+"""Plain torch reference of sampling and logit edits, which sorts whole rows and recounts all tokens.
 
 Served requests must get exactly the tokens of this reference.
 """
@@ -25,7 +25,7 @@ def edits_of(token_ids: Sequence[int], divisors: Sequence[float], offsets: Seque
 def plain_edits(
     params: ResolvedParams, prompt: Sequence[int], answer: Sequence[int], end_ids: Iterable[int]
 ) -> LogitEdits | None:
-    """Return the edits of the token after `answer`; None without edits."""
+    """Return the logit edits for the token after `answer`; None if no logit changes."""
     if not params.edits:
         return None
     repetition = params.repetition_penalty
@@ -49,7 +49,7 @@ def plain_edits(
 
 
 def plain_sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """One token per row of `logits` (rows, vocab) float32, which stay as they are. Rows at temperature 0 are argmax."""
+    """Return a token per row of `logits` (rows, vocab) float32, without changing `logits`. Temperature 0 is argmax."""
     if any(row.mask is not None for row in rows):
         logits = _masked(logits, rows)
     if any(row.edits for row in rows):
@@ -63,7 +63,7 @@ def plain_sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
 
 
 def _masked(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """A copy with every token at -inf that a row's mask does not allow."""
+    """Return a copy in which every token that the row's mask forbids is -inf."""
     masked = [index for index, row in enumerate(rows) if row.mask is not None]
     words = torch.from_numpy(np.stack([row.mask for row in rows if row.mask is not None])).to(logits.device)
     bits = (words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=logits.device)) & 1
@@ -74,7 +74,7 @@ def _masked(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def _edited(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """A copy with penalties, biases and bans applied."""
+    """Return a copy with penalties, biases and bans applied."""
     logits = logits.clone()
     for index, row in enumerate(rows):
         if row.edits is None:
@@ -118,7 +118,10 @@ def _truncate(scaled: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 
 def _untypical(scaled: Tensor, typical_p: Tensor) -> Tensor:
-    """Tokens beyond the `typical_p` mass of those whose surprise is nearest to the distribution's entropy."""
+    """Return a mask of the tokens that typical-p removes.
+
+    Tokens stay in order of the distance between their surprise and the entropy, up to the mass `typical_p`.
+    """
     logprobs = scaled.log_softmax(dim=-1)
     probabilities = logprobs.exp()
     entropy = -(probabilities * logprobs).nan_to_num(0.0).sum(dim=-1, keepdim=True)
@@ -131,7 +134,7 @@ def _untypical(scaled: Tensor, typical_p: Tensor) -> Tensor:
 
 
 def _gumbel(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Tensor:
-    """Standard Gumbel noise (rows, vocabulary) float64, a pure function of (seed, position, token id)."""
+    """Return standard Gumbel noise (rows, vocabulary) float64, a pure function of seed, position and token id."""
     keys = [noise_key(row.seed, row.position) for row in rows]
     signed = [key - WORD if key >= WORD // 2 else key for key in keys]
     counters = torch.arange(1, vocabulary + 1, device=device) * -0x61C8864680B583EB  # 2**64 / golden ratio, signed
@@ -141,12 +144,12 @@ def _gumbel(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) 
 
 
 def _mix_tensor(words: Tensor) -> Tensor:
-    """`noise.mix` on int64 tensors, whose products wrap around."""
+    """Apply `sampling_noise.mix` to int64 tensors, whose products wrap around."""
     words = (words ^ _shift_right(words, 30)) * -0x40A7B892E31B1A47
     words = (words ^ _shift_right(words, 27)) * -0x6B2FB644ECCEEE15
     return words ^ _shift_right(words, 31)
 
 
 def _shift_right(words: Tensor, bits: int) -> Tensor:
-    """Logical shift; torch's own keeps the sign."""
+    """Shift logically; torch's own shift keeps the sign."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,4 +1,4 @@
-"""Ports for servers that come back at their address, and for addresses at which nobody listens."""
+"""Ports for servers that restart at the same address, and for addresses at which no server listens."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import random
 import socket
 from contextlib import suppress
 
-_BELOW_EPHEMERAL = range(15_000, 32_000)  # the system gives these to nobody who asks for any port
+_BELOW_EPHEMERAL = range(15_000, 32_000)  # below the range from which the system picks ports for other sockets
 
 
 def free_port() -> int:
-    """A port of loopback that is free, and stays so while other tests open connections and servers."""
+    """Return a free loopback port, which connections and servers of other tests do not take by accident."""
     for port in random.SystemRandom().sample(_BELOW_EPHEMERAL, 100):
         with socket.socket() as free, suppress(OSError):
             free.bind(("127.0.0.1", port))

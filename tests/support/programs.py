@@ -1,4 +1,4 @@
-"""Installs the programs that tests start, where the user can: as root on Debian. Their tests are skipped otherwise."""
+"""Installs the programs that tests start, if the user is root on Debian. Otherwise the tests are skipped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: By the names of a program: the Debian package with one of them.
+#: Debian package that provides a program, by the possible names of the program.
 PACKAGES = {
     ("chromium",): "chromium",
     ("redis-server", "valkey-server"): "redis-server",
@@ -23,7 +23,7 @@ def path() -> str:
 
 
 def missing() -> list[str]:
-    """The packages to install."""
+    """Return the Debian packages to install."""
     return [
         package for names, package in PACKAGES.items() if not any(shutil.which(name, path=path()) for name in names)
     ]
@@ -35,12 +35,12 @@ def main() -> int:
         return 0
     install = ["apt-get", "install", "-qq", "--no-install-recommends", "-y", *packages]
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        sys.stderr.write(f"Tests are skipped for want of programs. As root: {' '.join(install)}\n")
+        sys.stderr.write(f"Tests will be skipped, because programs are missing. As root, run: {' '.join(install)}\n")
         return 0
     for command in (["apt-get", "update", "-qq"], install):
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         if subprocess.run(command, check=False, env=environment, stdout=sys.stderr).returncode:
-            sys.stderr.write(f"Tests are skipped for want of programs: {' '.join(command)} failed.\n")
+            sys.stderr.write(f"Tests will be skipped, because programs are missing: {' '.join(command)} failed.\n")
             return 0
     return 0
 

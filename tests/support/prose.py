@@ -13,15 +13,16 @@ CODE = re.compile(r"^(```|~~~).*?^\1[^\S\n]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 _HEADING = re.compile(r"^#{1,6} +(.*?)\s*$", re.MULTILINE)
-# A sentence ends with a mark and white space, except after these abbreviations. "0.98" and "llama.cpp" end none.
+# A sentence ends with a punctuation mark and white space, except after these abbreviations. The dots in "0.98" and
+# "llama.cpp" end no sentence.
 _END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"'*`)])|(?<=[.!?]\*\*))(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)\s+")
 
 _LITERAL = r"""(?s:"{3}(?:\\.|[^\\])*?"{3}|'{3}(?:\\.|[^\\])*?'{3}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')"""
-# A block of comment lines, a comment after code, or literals that Python joins.
+# Matches a block of comment lines, a comment after code, or adjacent string literals, which Python joins.
 _IN_SOURCE = re.compile(
     rf"(?P<comments>(?m:^[ \t]*\#.*\n)+|\#.*)|(?P<literals>{_LITERAL}(?:\s*[a-zA-Z]{{0,2}}{_LITERAL})*)"
 )
-_FIELD = re.compile(r"\{[^{}]*\}")  # of an f-string
+_FIELD = re.compile(r"\{[^{}]*\}")  # replacement field of an f-string
 
 
 @cache
@@ -30,7 +31,7 @@ def pages() -> tuple[Path, ...]:
 
 
 def prose_pages() -> list[Path]:
-    """Return the hand-written pages."""
+    """Return the hand-written pages of the documentation."""
     return [path for path in pages() if path.parent != ROOT / "docs" / "reference"]
 
 

@@ -1,4 +1,4 @@
-"""Daemons without a device, one per cloud API, whose cloud is one scripted provider."""
+"""Daemons without a local model, one per cloud API. One scripted provider is the cloud of all of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from updraft.router.server.app import daemon_app
 
 @contextmanager
 def running_daemons(cloud: ScriptedProvider, *names: str, **settings: Any) -> Iterator[dict[str, str]]:
-    """Yield the daemons' URLs by the name of their cloud's API."""
+    """Run a daemon for each API in `names`, and yield the daemons' URLs by API."""
     with ExitStack() as stack:
         urls: dict[str, str] = {}
         for name in names:

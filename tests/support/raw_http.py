@@ -1,4 +1,4 @@
-"""Requests as bytes, for what no HTTP library sends."""
+"""Sends raw bytes as HTTP requests, for requests that no HTTP library can send."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from urllib.parse import urlsplit
 
 
 def exchanged(url: str, sent: bytes, timeout_s: float = 20) -> bytes:
-    """The response until the server closes the connection, or until it has been silent for `timeout_s`."""
+    """Send `sent`, and return the response.
+
+    The response ends when the server closes the connection, or sends nothing for `timeout_s`.
+    """
     address = urlsplit(url)
     with socket.create_connection((address.hostname or "", address.port or 0), timeout=timeout_s) as client:
         received = bytearray()
@@ -26,6 +29,6 @@ def status_of(answer: bytes) -> int:
 
 
 def post(path: str, body: bytes, *headers: str, host: str = "localhost") -> bytes:
-    """A POST after whose answer the connection closes."""
+    """Return a POST request that asks the server to close the connection after the answer."""
     lines = [f"POST {path} HTTP/1.1", f"host: {host}", "connection: close", f"content-length: {len(body)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body

@@ -1,4 +1,4 @@
-"""SmolLM2, for tests that want a real model: `make test` fetches it."""
+"""SmolLM2, for tests that need a real model. `make test` fetches it."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ import pytest
 
 _FETCHED = Path(__file__).parents[2] / "out" / "models" / "smollm2.gguf"
 SMOLLM2 = Path(os.environ.get("UPDRAFT_TEST_SMOLLM2") or _FETCHED)
-needs_smollm2 = pytest.mark.skipif(not SMOLLM2.is_file(), reason="SmolLM2 is not here: make test fetches it")
+needs_smollm2 = pytest.mark.skipif(not SMOLLM2.is_file(), reason="SmolLM2 is missing: `make test` fetches it")

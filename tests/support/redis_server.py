@@ -18,7 +18,7 @@ from waiting import wait_for
 
 @contextmanager
 def running_redis(folder: Path) -> Iterator[str]:
-    """Its URL. Skips the test where there is no server, or no client library."""
+    """Run Redis or Valkey, and yield its URL. Skips the test without such a server or without the Python client."""
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None or importlib.util.find_spec("redis") is None:
         pytest.skip("needs redis-server or valkey-server, and the package redis")
@@ -40,7 +40,7 @@ def _listens(port: int) -> bool:
 
 
 def expire_leases(url: str) -> None:
-    """As if the lease of every worker had run out."""
+    """Delete the leases of all workers, as if they had expired."""
     import redis
 
     with redis.Redis.from_url(url) as client:

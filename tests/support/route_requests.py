@@ -1,4 +1,4 @@
-"""A request for each endpoint that asks a cloud, with a text wherever its API has one: for tests of what leaves."""
+"""Requests to every endpoint that calls a cloud, with text in every field that takes text, for privacy tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOOL = {"type": "function", "function": _FUNCTION}
 _CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"city": "Bern"}'}}
 _OLLAMA = {"model": "auto", "stream": False, "format": _SCHEMA, "options": {"stop": ["END"]}, "keep_alive": "5m"}
 
-#: By path. Each goes to the cloud where no rule keeps it.
+#: Request bodies by path. Without a privacy rule, the router sends each of them to the cloud.
 BODIES: Mapping[str, dict[str, Json]] = {
     "/v1/chat/completions": {
         "model": "auto",
@@ -118,7 +118,7 @@ BODIES: Mapping[str, dict[str, Json]] = {
     "/api/embeddings": {"model": "auto", "prompt": "hello"},
 }
 _TURN = [{"role": "user", "content": "TEXT"}]
-#: The least that each of them asks with; `TEXT` stands for what.
+#: Minimal request bodies by path. Tests replace `TEXT` by their own text.
 QUESTIONS: Mapping[str, dict[str, Json]] = {
     "/v1/chat/completions": {"messages": _TURN, "max_tokens": 4},
     "/v1/completions": {"prompt": "TEXT", "max_tokens": 4},
@@ -135,9 +135,9 @@ QUESTIONS: Mapping[str, dict[str, Json]] = {
     "/api/embed": {"input": "TEXT"},
     "/api/embeddings": {"prompt": "TEXT"},
 }
-#: Forms, which no rule can read.
+#: Endpoints that take forms, whose content privacy rules cannot inspect.
 FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
-#: Routes that only store, count, or fetch models, without a cloud. Batches are tested with their files.
+#: Routes that only store data, count tokens or fetch models, without a cloud. Other tests cover batches.
 OF_THIS_MACHINE = frozenset(
     (
         *("/tokenize", "/detokenize", "/v1/chat/completions/input_tokens", "/v1/messages/count_tokens"),
@@ -152,7 +152,7 @@ OF_THIS_MACHINE = frozenset(
 
 
 def unknown_routes() -> set[str]:
-    """Return the POST routes that no table here contains."""
+    """Return the POST routes that are missing from the constants above."""
     return {route.path for route in ROUTES if route.method == "POST"} - BODIES.keys() - {*FORMS} - OF_THIS_MACHINE
 
 
@@ -174,7 +174,7 @@ def form(path: str, text: str) -> WireRequest:
 
 
 def places(value: Json, at: Place = ()) -> Iterator[Place]:
-    """Yield the path of each text."""
+    """Yield the path (keys and indices) of each string in `value`."""
     if isinstance(value, str):
         yield at
     entries: list[tuple[Any, Json]] = []
@@ -187,7 +187,7 @@ def places(value: Json, at: Place = ()) -> Iterator[Place]:
 
 
 def with_text(value: Json, place: Place, text: str, *, as_name: bool = False) -> Json:
-    """`value` with `text` at a place, or as the name of the field there."""
+    """Return `value` with `text` at `place`. `as_name`: rename the field at `place` to `text` instead."""
     name, *rest = place
     changed = text if not rest else with_text(value[name], tuple(rest), text, as_name=as_name)
     if isinstance(value, list):

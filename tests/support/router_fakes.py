@@ -1,4 +1,4 @@
-"""Stand-ins for the two tiers: a scripted local model, and a real HTTP server that misbehaves on request."""
+"""Fakes of the two tiers: a scripted local model, and a real HTTP server that misbehaves on request."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class FakeGeneration:
 
 
 class FakeEncoder:
-    """One token a byte."""
+    """Tokenizer with one token per byte."""
 
     vocab_size = 256
 
@@ -99,7 +99,7 @@ class FakeEncoder:
 
 
 class ScriptedLocal:
-    """A local tier that writes `text` word by word; a continued message gets what is missing of it."""
+    """A local tier that writes `text` word by word. If asked to continue a message, it writes the missing rest."""
 
     model_id = "fake-small"
     context_length = 512
@@ -120,7 +120,7 @@ class ScriptedLocal:
         self.running = 0
         self.closed = False
         self.calls: list[tuple[list[Any], Any, bool]] = []
-        self.options: list[dict[str, Any]] = []  # the tools and the constraint of each
+        self.options: list[dict[str, Any]] = []  # tools and constraint of each call
 
     async def start(
         self, messages: Sequence[Any], params: Any, *, continue_final_message: bool = False, **options: Any
@@ -153,7 +153,7 @@ class ScriptedLocal:
 
 
 class ScriptedGates:
-    """Gates that escalate where told; gate 2 may collapse at a given number of tokens."""
+    """Gates with fixed decisions. Gate 2 escalates from `during_at` tokens on."""
 
     tokens = 2
     quality = None
@@ -189,20 +189,20 @@ class ScriptedGates:
 
 @dataclass
 class FakeCloud:
-    """A real server on a real socket. `mode`: how it behaves from the next request on."""
+    """A real HTTP server. `mode`: behaviour from the next request on, such as `healthy`, `slow` or a status code."""
 
     url: str
     mode: str = "healthy"
     requests: list[dict[str, Any]] = field(default_factory=list)
     authorizations: list[str | None] = field(default_factory=list)
-    sent_headers: list[dict[str, str]] = field(default_factory=list)  # decoded as Latin-1
+    sent_headers: list[dict[str, str]] = field(default_factory=list)  # request headers, decoded as Latin-1
     disconnects: int = 0
     delay_s: float = 0.0
-    fail_after: int | None = None  # from this request on, break the connection
-    owner: str = "updraft"  # of its models
+    fail_after: int | None = None  # number of requests after which connections break
+    owner: str = "updraft"  # `owned_by` of each model
     asked_for_models: int = 0
-    headers: dict[str, str] = field(default_factory=dict)  # of every refusal
-    says: tuple[int, *tuple[bytes, ...]] | None = None  # every answer, byte for byte: its status, then its pieces
+    headers: dict[str, str] = field(default_factory=dict)  # headers of errors and of `says`
+    says: tuple[int, *tuple[bytes, ...]] | None = None  # scripted reply to every chat request: status, then pieces
 
     async def chat(self, request: Request) -> Response:
         body = await request.json()
@@ -252,7 +252,7 @@ class FakeCloud:
         )
 
     async def complete(self, request: Request) -> Response:
-        """Text completions: `CLOUD_TEXT` in words, or at once."""
+        """Answer a text completion with `CLOUD_TEXT`, streamed word by word or at once."""
         body = await request.json()
         self.requests.append(body)
         if self.mode.isdigit():
@@ -273,7 +273,7 @@ class FakeCloud:
         return JSONResponse({**shell, "choices": [choice], "usage": usage})
 
     async def other(self, request: Request) -> Response:
-        """Record the body that was passed on, and return it in the form of such an endpoint."""
+        """Record the request to any other endpoint. Return audio for speech, 404 for rerank, else the request body."""
         raw, kind = await request.body(), request.headers["content-type"]
         body = {"raw": raw.decode(errors="replace"), "type": kind} if "multipart" in kind else json.loads(raw)
         self.requests.append(body)
@@ -287,7 +287,7 @@ class FakeCloud:
         return JSONResponse({"told": body, "usage": {"prompt_tokens": 3}})
 
     async def embed(self, request: Request) -> Response:
-        """A vector of each text's length, as OpenAI sends it."""
+        """Return a one-dimensional vector per text, which holds the text's length, base64-encoded as by OpenAI."""
         body = await request.json()
         self.requests.append(body)
         if self.mode == "garbage":
@@ -387,7 +387,7 @@ def running_cloud() -> Iterator[FakeCloud]:
 
 
 def unused_url() -> str:
-    """An address on which nothing listens."""
+    """Return a URL at which no server listens."""
     return f"http://127.0.0.1:{free_port()}"
 
 

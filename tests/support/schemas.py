@@ -1,4 +1,4 @@
-"""Random JSON schemas of the kinds people write, for the tests of structured output."""
+"""Random JSON schemas that resemble hand-written ones, for tests of structured output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORDS = ["red", "green", "blue", "grün", 'a "quoted" word', "日本", "back\\sl
 
 
 def random_schema(seed: int) -> dict[str, Any]:
-    """A schema of bounded depth; the same for the same seed."""
+    """Return a schema of bounded depth; the same for the same seed."""
     chance = random.Random(seed)
     schema = _object(chance, 3) if chance.random() < 0.7 else _any(chance, 3)
     if chance.random() < 0.1:
@@ -92,7 +92,7 @@ def _any_of(chance: random.Random, depth: int) -> dict[str, Any]:
 
 
 def _one_of(chance: random.Random, depth: int) -> dict[str, Any]:
-    """Alternatives told apart by a field, as in the unions of typed languages."""
+    """Return alternatives with different constants in the field `kind`, as in the tagged unions of typed languages."""
     options: list[dict[str, Any]] = []
     for kind in chance.sample(["circle", "square", "line"], chance.randint(1, 3)):
         option = _object(chance, max(depth, 0))

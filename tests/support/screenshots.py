@@ -12,7 +12,7 @@ from browser import KEY, browser, page_daemon, streamed
 from router_fakes import running_cloud
 
 DESKTOP, TALL, PHONE = ({"width": width, "height": height} for width, height in ((960, 700), (960, 1060), (390, 780)))
-#: The view, its colours, its size, and what is done in it first.
+#: View, colour scheme and window size of each screenshot.
 SHOTS: tuple[tuple[str, Any, Any], ...] = (
     ("chat", "light", DESKTOP),
     ("router", "dark", TALL),

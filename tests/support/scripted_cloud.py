@@ -1,4 +1,4 @@
-"""The next replies of the fake cloud: a whole completion, or a stream of chunks."""
+"""Scripted replies of the fake cloud: a whole completion, or a stream of chunks."""
 
 from __future__ import annotations
 

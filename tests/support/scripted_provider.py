@@ -1,4 +1,4 @@
-"""A cloud of another API: it keeps what it was asked, and answers what it was told to, over a real socket."""
+"""A cloud on a real socket that returns scripted answers in any API's format, and records the requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TALK: list[dict[str, Any]] = [
 
 @dataclass
 class Scripted:
-    """An answer. `body`: JSON, its bytes, or the text of an event stream."""
+    """One answer. `body`: a JSON value, raw bytes, or the text of an event stream."""
 
     body: Any
     status: int = 200
@@ -43,7 +43,7 @@ class Scripted:
 
 @dataclass
 class Asked:
-    """A request as it came."""
+    """A request that the provider received."""
 
     path: str
     headers: dict[str, str]
@@ -55,7 +55,7 @@ class ScriptedProvider:
     url: str = ""
     answers: deque[Scripted] = field(default_factory=deque)
     asked: list[Asked] = field(default_factory=list)
-    # The answer to every GET, in place of the next in line.
+    # Answer to every GET; None uses the next of `answers`.
     models: Scripted | None = None
 
     def says(self, body: Any, status: int = 200, **headers: str) -> None:
@@ -102,7 +102,7 @@ def running_provider() -> Iterator[ScriptedProvider]:
 
 
 def events(*payloads: dict[str, Any]) -> str:
-    """An event stream, each event with its type as its name where it has one."""
+    """Return the text of an event stream. Events are named after their payload's `type`, if there is one."""
     return "".join(
         (f"event: {payload['type']}\n" if "type" in payload else "") + f"data: {json.dumps(payload)}\n\n"
         for payload in payloads
@@ -110,7 +110,7 @@ def events(*payloads: dict[str, Any]) -> str:
 
 
 def deltas(chunks: list[dict[str, Any]], name: str) -> list[Any]:
-    """The chunks' additions to a field of the message."""
+    """Return all values of the delta field `name` in `chunks` that are not empty."""
     return [
         choice["delta"][name]
         for chunk in chunks

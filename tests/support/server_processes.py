@@ -1,4 +1,4 @@
-"""Real server processes for tests: started, awaited, and gone with the block."""
+"""Real server processes for tests, which run until the end of a `with` block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 TYPING = Path(__file__).parents[2] / ".typing"
 FAKE_NODE = Path(__file__).parents[1] / "cloud_engine" / "fake_node.py"
 
-#: `python -c TINY_LIMIT COMMAND...`: the command in a process with few file descriptors.
+#: `python -c TINY_LIMIT COMMAND...` runs `updraft COMMAND...` with at most 256 file descriptors.
 TINY_LIMIT = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)); "
 TINY_LIMIT += "sys.argv = ['updraft', *sys.argv[1:]]; runpy.run_module('updraft', run_name='__main__')"
 
@@ -34,7 +34,10 @@ def running(
     cwd: Path | None = None,
     **variables: str,
 ) -> Iterator[Process]:
-    """`python command...`, from its `ready` line to its end. `log`: where its standard error goes."""
+    """Run `python command...`: yield the process once it is ready, and kill it at the end of the block.
+
+    The process is ready when it prints `ready URL`. `log`: file for its standard error.
+    """
     environment = {**os.environ, "PYTHONPATH": str(TYPING), "OMP_NUM_THREADS": "1", **variables}
     with (
         contextlib.nullcontext() if log is None else log.open("w") as errors,

@@ -1,4 +1,4 @@
-"""An app on a real socket, in a thread of the test."""
+"""Serves an app on a real socket, in a thread of the test process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from waiting import wait_for
 
 @contextmanager
 def serving(app: Any, *, lifespan: bool = False, protocol: Any = "auto", loop: Any = "auto") -> Iterator[str]:
-    """Its URL, while it runs."""
+    """Serve `app` inside the block, and yield its URL."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     config = uvicorn.Config(

@@ -1,4 +1,4 @@
-"""Stands for the `llama-server` binary: takes its options, is ready after a moment, and claims to have answered."""
+"""Stub of the `llama-server` binary: takes its options, is ready after a moment, and returns made-up answers."""
 
 from __future__ import annotations
 

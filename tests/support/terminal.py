@@ -1,4 +1,4 @@
-"""A command at a terminal of its own: what it asks is answered, and all that it shows is returned."""
+"""Runs a command at a pseudo-terminal, types answers to its prompts, and returns everything that it shows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _MAX_WAIT_S = 60
 def at_terminal(
     arguments: Sequence[str], answers: Sequence[tuple[str, str]], environment: dict[str, str], folder: Path
 ) -> tuple[int, str]:
-    """The exit code of `updraft ARGUMENTS`, and what was shown. `answers`: each prompt, in order, with its reply."""
+    """Run `updraft ARGUMENTS`, and return its exit code and output. `answers`: prompts and replies, in order."""
     ours, theirs = pty.openpty()
-    # In a session of its own it has no other terminal to ask for a key; this one is to end it at Ctrl-C.
+    # Makes the pseudo-terminal the controlling terminal of a new session: prompts for a key then cannot use another
+    # terminal, and Ctrl-C ends the command.
     ours_alone = "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     program = f"{ours_alone}from updraft.cli.main import main; sys.argv[0] = 'updraft'; main()"
     command = [sys.executable, "-c", program, *arguments]
@@ -33,7 +34,7 @@ def at_terminal(
                 if remaining and (position := shown.find(remaining[0][0].encode(), looked)) >= 0:
                     looked = position + len(remaining[0][0])
                     os.write(ours, remaining.pop(0)[1].encode() + b"\n")
-        except OSError:  # the terminal of a process that has ended
+        except OSError:  # the process has ended and closed its terminal
             pass
         else:
             process.kill()

@@ -1,4 +1,4 @@
-"""The engine on a thread of this process, where tests can hold its steps. Nodes use `EngineProcess`."""
+"""An engine on a thread of the test process, where tests can hold its steps. Nodes use `EngineProcess` instead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from updraft.protocol.errors import EngineDownError
 
 
 class ThreadedEngine(EngineClient, CoreTransport):
-    """Owns an Engine."""
+    """Runs an engine on a thread, with the interface of `EngineClient`."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A tiny Llama with random weights and a trained byte-level tokenizer, as GGUF, and the same weights for torch."""
+"""A tiny Llama with random weights and a trained byte-level tokenizer, as a GGUF file and as arrays."""
 
 import json
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ CHATML = (
 
 @dataclass(frozen=True)
 class TinyModel:
-    """`weights`: float32 arrays under their Hugging Face names."""
+    """A model file with its weights and tokenizer. `weights`: float32 arrays by Hugging Face name."""
 
     gguf: Path
     weights: dict[str, np.ndarray]
@@ -27,7 +27,7 @@ class TinyModel:
 
 
 def tiny_model(path: Path) -> TinyModel:
-    """Written to `path`."""
+    """Create the model, and write it to `path`."""
     tokenizer = train_tokenizer()
     weights = random_weights(tokenizer.get_vocab_size())
     write_gguf(path, weights, tokenizer)
@@ -103,7 +103,10 @@ def gguf_name(name: str) -> str:
 
 
 def interleave_rope(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Hugging Face rotates halves of a head, llama.cpp's Llama pairs adjacent values: reorder the rows."""
+    """Reorder the rows of a query or key weight from Hugging Face's convention to llama.cpp's.
+
+    Hugging Face rotates the two halves of a head; llama.cpp's Llama rotates pairs of adjacent values.
+    """
     rows, columns = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

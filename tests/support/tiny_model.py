@@ -1,4 +1,4 @@
-"""A random model in a folder, as users have theirs: small enough for a test, real in every other way."""
+"""Writes a small random model as a Hugging Face folder, as users have them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ CONTEXT = 256
 def write_model(
     folder: Path, seed: int, *, context: int = CONTEXT, padding: int = 0, width: int = 32, layers: int = 2
 ) -> Path:
-    """A random Llama that ends its answers by length only, over one token per byte; `padding`: rows without one."""
+    """Write a random Llama with one token per byte, whose answers end only at their length limit.
+
+    `padding`: number of rows in the vocabulary without a token.
+    """
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,4 +1,4 @@
-"""A cloud that knows the answers to some pocket tasks, over real sockets; to the first of them it never answers."""
+"""A cloud on a real socket that knows the answers to `QUESTIONS`, but returns an error for the first of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUESTIONS = pocket_questions(125, seed=5)
 
 @pytest.fixture(scope="module")
 def oracle() -> Iterator[str]:
-    """A cloud that knows the answers to the tasks, at 20 tokens read and 10 written each; one it never answers."""
+    """Run the cloud, and yield its URL. Each answer reports 20 prompt tokens and 10 completion tokens."""
     answers = {question.prompt.strip(): question.answer for question in QUESTIONS[1:]}
 
     class Oracle(BaseHTTPRequestHandler):
@@ -39,7 +39,7 @@ def oracle() -> Iterator[str]:
             self.wfile.write(data)
 
         def log_message(self, *_arguments: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Oracle) as server:
         thread = Thread(target=server.serve_forever)

@@ -1,4 +1,4 @@
-"""Small model files whose vocabularies have holes, made of the pocket model's tensors."""
+"""Small model files with unusual or invalid vocabularies, made from the pocket model's tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def texts(values: list[bytes]) -> Value:
 
 
 def put(file: File, name: str, value: Value | None) -> None:
-    """Replace, add or (None) remove a setting of the tokenizer."""
+    """Set the tokenizer's metadata `name` to `value`; None removes it."""
     key = _PREFIX + name.encode()
     file.values = [(old, content) for old, content in file.values if old != key]
     if value is not None:
@@ -36,7 +36,7 @@ def identifier(value: int) -> Value:
 
 
 def spm(sound: bytes, change: Callable[[list[bytes], list[int]], object] = lambda *_: None) -> File:
-    """A SentencePiece vocabulary: three special tokens, 256 bytes, some characters, words."""
+    """Return a file with a SentencePiece vocabulary: three special tokens, 256 bytes, some characters, and words."""
     file = File.parse(sound)
     tokens, kinds = [b"<unk>", b"<s>", b"</s>"], [UNKNOWN, CONTROL, CONTROL]
     tokens += [f"<0x{byte:02X}>".encode() for byte in range(256)]
@@ -55,7 +55,7 @@ def spm(sound: bytes, change: Callable[[list[bytes], list[int]], object] = lambd
 
 
 def bpe(sound: bytes, change: Callable[[list[bytes], list[int]], object] = lambda *_: None) -> File:
-    """A byte-level vocabulary: three special tokens, 256 bytes, words."""
+    """Return a file with a byte-level vocabulary: three special tokens, 256 bytes, and words."""
     file = File.parse(sound)
     tokens = [b"<|endoftext|>", b"<|im_start|>", b"<|im_end|>", *(c.encode() for c in gpt2_byte_alphabet())]
     tokens += [f"word{number}".encode() for number in range(SIZE - len(tokens))]
@@ -67,7 +67,7 @@ def bpe(sound: bytes, change: Callable[[list[bytes], list[int]], object] = lambd
 
 
 def rwkv(sound: bytes, change: Callable[[list[bytes], list[int]], object] = lambda *_: None) -> File:
-    """Escaped tokens, as RWKV's converter writes them."""
+    """Return a file with escaped tokens, as RWKV's converter writes them."""
     file = File.parse(sound)
     tokens = [b"<s>", *(repr(bytes((byte,)))[2:-1].encode() for byte in range(256))]
     tokens += [f"zz{number}".encode() for number in range(SIZE - len(tokens))]
@@ -101,7 +101,7 @@ def _all_of(kind: int) -> Callable[[list[bytes], list[int]], object]:
 
 
 def with_holes(sound: bytes) -> Iterator[tuple[str, bytes]]:
-    """Files by name: each lacks something that a tokenizer may count on."""
+    """Yield names and contents of files that lack or change something on which a tokenizer may rely."""
     yield "spm", spm(sound).build()
     yield "bpe", bpe(sound).build()
     yield "rwkv", rwkv(sound).build()

@@ -1,4 +1,4 @@
-"""Waiting for what other processes and threads do, however busy the machine is."""
+"""Waits for other processes and threads, with a limit that also suits busy machines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from updraft.router.accounting.ledger import Ledger, LedgerRow
 def wait_for(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to that in time"
+        assert time.monotonic() < deadline, "the condition did not hold within 60 seconds"
         time.sleep(0.02)
 
 
 def ledger_rows(path: Path, count: int = 1) -> list[LedgerRow]:
-    """The rows of a ledger that a router in use writes, as soon as there are `count`."""
+    """Return the rows of a ledger that a running router writes, once there are at least `count`."""
     with closing(Ledger(path)) as ledger:
         wait_for(lambda: len(ledger.rows(limit=count)) >= count)
         return ledger.rows()

@@ -1,4 +1,4 @@
-"""A daemon in a process of its own that can be weighed: what it holds after its garbage is collected."""
+"""A daemon in its own process, whose memory use can be measured after a garbage collection."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import httpx
 import psutil
 
-# It collects its garbage and gives freed memory back when it is asked for its health: what is left is held.
+# For each health check, the daemon first collects garbage and returns freed memory to the system, so that the remaining
+# memory is in use.
 _CODE = """
 import ctypes, gc, sys
 from updraft.router.config import RouterConfig
@@ -37,7 +38,7 @@ class WeighedDaemon:
     pid: int
 
     def weight(self) -> int:
-        """Bytes."""
+        """Return the daemon's resident memory in bytes, after a garbage collection."""
         assert httpx.get(f"{self.url}/health", timeout=60).status_code == 200
         return psutil.Process(self.pid).memory_info().rss
 

@@ -41,6 +41,9 @@ _SCHEMA = (
       BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END""",
     """CREATE TRIGGER IF NOT EXISTS audit_keeps_facts BEFORE UPDATE ON audit
       BEGIN SELECT RAISE(ABORT, 'the audit log is append-only'); END""",
+    # Former name of the limit `max_concurrency`.
+    """UPDATE keys SET principal = replace(principal, '"concurrent":', '"max_concurrency":')
+      WHERE principal LIKE '%"concurrent":%'""",
 )
 
 

@@ -31,7 +31,7 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     # Prompt and completion tokens per minute.
     tokens_per_minute: _Count | None = None
     # Maximum number of requests in flight.
-    concurrent: _Count | None = None
+    max_concurrency: _Count | None = None
     # US dollars per UTC day.
     usd_per_day: _Dollars | None = None
     # US dollars per UTC month.

@@ -18,7 +18,12 @@ from .node import NodeAddress
 
 #: Former names of settings, each with its current name.
 _RENAMED = MappingProxyType(
-    {"key_env": "api_key_env", "first_token_s": "first_token_timeout_s", "idle_s": "idle_timeout_s"}
+    {
+        "key_env": "api_key_env",
+        "concurrency": "max_concurrency",
+        "first_token_s": "first_token_timeout_s",
+        "idle_s": "idle_timeout_s",
+    }
 )
 
 
@@ -26,7 +31,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     url: str
     # Environment variable that holds the API key, because keys do not belong in the file.
     api_key_env: str | None = None
-    concurrency: int | None = None
+    max_concurrency: int | None = None
     first_token_timeout_s: float | None = None
     idle_timeout_s: float | None = None
     # US dollars per million tokens, if this node has its own prices.
@@ -52,13 +57,13 @@ def read_nodes(path: Path, concurrency: int | None) -> list[NodeAddress]:
 
 
 def _address(path: Path, entry: _Entry, concurrency: int | None) -> NodeAddress:
-    for name in ("concurrency", "first_token_timeout_s", "idle_timeout_s"):
+    for name in ("max_concurrency", "first_token_timeout_s", "idle_timeout_s"):
         if (value := getattr(entry, name)) is not None and not value > 0:
             raise ConfigurationError(f"--nodes-file {path}: {name} must be above 0, got {value}.", param="nodes_file")
     key = None
     if entry.api_key_env is not None and not (key := os.environ.get(entry.api_key_env)):
         raise ConfigurationError(f"--nodes-file {path}: ${entry.api_key_env} is not set.", param="nodes_file")
-    limit = concurrency if entry.concurrency is None else entry.concurrency
+    limit = concurrency if entry.max_concurrency is None else entry.max_concurrency
     timeouts = entry.first_token_timeout_s, entry.idle_timeout_s
     return NodeAddress(entry.url, key, limit, *timeouts, price=_price(path, entry))
 

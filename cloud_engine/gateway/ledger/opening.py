@@ -1,4 +1,4 @@
-"""Opens the usage database that `--db` names: a SQLite file or a PostgreSQL URL."""
+"""Opens the usage database that `--ledger` names: a SQLite file or a PostgreSQL URL."""
 
 from __future__ import annotations
 

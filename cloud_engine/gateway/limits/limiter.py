@@ -127,9 +127,9 @@ class Limiter:
     async def enter(self, principal: Principal) -> LimitReservation:
         """Count a request as in flight for its key and tenant before its body is read. Raises the errors of `admit`."""
         claims = [
-            Claim(owner, name, "concurrent", limits.concurrent, 1)
+            Claim(owner, name, "concurrent", limits.max_concurrency, 1)
             for owner, name, limits in self._callers(principal)
-            if limits.concurrent is not None
+            if limits.max_concurrency is not None
         ]
         return await self._take(LimitReservation(self.store), claims)
 
@@ -218,8 +218,8 @@ def _claims(
         if limits.tokens_per_minute is not None:
             amount = _reserved(limits.tokens_per_minute, prompt_tokens, answer)
             yield Claim(owner, name, "tokens", limits.tokens_per_minute, amount)
-        if limits.concurrent is not None and owner == "model":  # `enter` has counted the key and tenant
-            yield Claim(owner, name, "concurrent", limits.concurrent, 1)
+        if limits.max_concurrency is not None and owner == "model":  # `enter` has counted the key and tenant
+            yield Claim(owner, name, "concurrent", limits.max_concurrency, 1)
         if price is None:  # no budget applies to this request
             continue
         cost = (prompt_tokens * price.highest_input + answer.least * price.output) / 1e6

@@ -31,4 +31,5 @@ def read_limits_file(path: Path) -> LimitsFile:
     try:
         return msgspec.convert(tomllib.loads(read_text(path, ConfigurationError)), LimitsFile)
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigurationError(f"The limits file {path} cannot be used: {plain_words(error)}.") from error
+        words = plain_words(error, {"concurrent": "max_concurrency"})
+        raise ConfigurationError(f"The limits file {path} cannot be used: {words}.") from error

@@ -67,7 +67,7 @@ class SharedMemoryStore:
                 self._memory[self._slot.number] = 1
             unlock(self._file)
         except OSError as error:
-            raise ConfigurationError(f"Cannot use {path} for the limits: {error}. Choose another --db.") from error
+            raise ConfigurationError(f"Cannot use {path} for the limits: {error}. Choose another --ledger.") from error
 
     async def admit(self, claims: Sequence[Claim], wanted: TokenDemand | None = None) -> Admission:
         await self._lock()

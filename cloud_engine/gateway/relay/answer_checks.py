@@ -11,7 +11,7 @@ from ....accounting.token_estimate import text_bytes
 from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.lenient_json import error_in, json_bytes, json_of, object_of
+from ....protocol.http.lenient_json import error_in, json_bytes, json_of, object_of, standard_json
 from ....protocol.validation_messages import plain_words
 from ..upstream.client import Response
 from ..upstream.failures import AnswerFailure
@@ -148,7 +148,8 @@ def content_type(response: Response) -> bytes:
 
 
 def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey) -> bytes:
-    """Validate an answer with status 200. Re-encode JSON that only lenient parsers accept. Raises AnswerFailure."""
+    """Validate an answer with status 200. Encode JSON that only lenient parsers accept (NaN), and an answer without
+    finish reasons, again. All other answers keep their bytes. Raises AnswerFailure."""
     decoder = _WHOLE.get(route)
     if decoder is None:  # audio, or a transcript in one of several formats
         if not body or kind == b"text/html":
@@ -162,7 +163,7 @@ def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey)
     except UNREADABLE:
         try:
             answer = _check_shape(decoder, json_bytes(json_of(body)), route)
-            return _finished(answer, json_bytes(json_of(body, exact=True)))
+            return _finished(answer, standard_json(body))
         except ValueError as error:
             raise AnswerFailure("it is not a valid JSON answer", reported_in(without_key(body))) from error
 
@@ -213,7 +214,7 @@ def chunk_of(event: bytes) -> tuple[NodeChunk, bytes]:
 def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> tuple[_T, bytes | None]:
     """Decode an event's data. Also return it as strict JSON if only lenient parsers accept it (NaN), else None.
 
-    Lone surrogates are accepted, since a stream may split an emoji between two events.
+    Escaped lone surrogates are accepted unchanged, since a stream may split an emoji between two events.
     """
     try:
         _ = data.isascii() or data.decode()
@@ -222,7 +223,8 @@ def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> tuple[_T, bytes 
         except msgspec.ValidationError:
             raise
         except UNREADABLE:
-            return decoder.decode(json_bytes(json_of(data))), json_bytes(json_of(data, exact=True))
+            spelled = standard_json(data)
+            return decoder.decode(json_bytes(json_of(data))), None if spelled == data else spelled
     except (*UNREADABLE, ValueError) as error:
         raise AnswerFailure(f"a stream event is not valid JSON of an answer: {error}") from error
 

@@ -63,7 +63,7 @@ def check_lines(path: Path, endpoint: str) -> tuple[int, list[BatchError]]:
         total += 1
         error = _fault(raw, endpoint, known)
         if total > MAX_LINES:
-            error = BatchError("too_many_requests", f"A batch may have at most {MAX_LINES} requests. Split the file.")
+            error = BatchError("too_many_requests", f"A batch must have at most {MAX_LINES} requests. Split the file.")
         if error is not None:
             error.line = number
             errors.append(error)
@@ -77,7 +77,7 @@ def check_lines(path: Path, endpoint: str) -> tuple[int, list[BatchError]]:
 def _fault(raw: bytes, endpoint: str, known: set[str]) -> BatchError | None:
     """Return the line's fault, or None. Adds the line's `custom_id` to `known`."""
     if len(raw) > MAX_LINE:
-        return BatchError("line_too_long", f"A line may have at most {MAX_LINE} bytes.")
+        return BatchError("line_too_long", f"A line must have at most {MAX_LINE} bytes.")
     try:
         line = read_line(raw)
     except UNREADABLE as error:

@@ -14,7 +14,6 @@ from ....protocol.dialects.messages_events import message_of
 from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count, read_messages_request
 from ....protocol.http.forwarding import NativeRequest
 from ....protocol.http.wire import WireRequest, WireResponse, off_event_loop
-from ....protocol.turns import whole_turns
 from .openai.tokens import count_input, prompt_tokens
 from .route import RequestContext, Route
 
@@ -37,12 +36,11 @@ def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     """Return the request, and the equivalent chat request without Anthropic's headers."""
     fields = read_object(request.body)
     asked = read_messages_request(fields)
-    chat = whole_turns(chat_body(asked))  # complete the turns like the router, which compares its result
     own = {name: text for name, text in request.headers.items() if name == "anthropic-beta"}
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}
-    native = NativeRequest("anthropic", fields, chat, own)
+    native = NativeRequest("anthropic", fields, headers=own)
     told: dict[str, Any] = {"hints": asked.hints, "names": asked.names, "native": native}
-    return asked, replace(request, body=msgspec.json.encode(chat), headers=headers, **told)
+    return asked, replace(request, body=msgspec.json.encode(chat_body(asked)), headers=headers, **told)
 
 
 ROUTES = (

@@ -15,7 +15,7 @@ from ....protocol.errors import UnsupportedFeatureError, UpdraftError, UpstreamE
 from ....protocol.http import sse
 from ....protocol.http.lenient_json import error_in, json_bytes, json_of
 from ....protocol.structured import CalledFunction, NamedTool, ToolUse
-from ...request.json_narrowing import table, tables
+from ...request.json_narrowing import object_of, tables
 from ..answer_shapes import CallIndices
 from ..continuation_check import Continuation
 from ..interfaces import LocalAnswer, Token
@@ -83,7 +83,7 @@ class ServerGeneration(AsyncIterator[Token]):
             return self._end()
         try:
             for payload in self._parser.feed(chunk):
-                self._take(payload, table(json_of(payload, exact=True)) or {})
+                self._take(payload, object_of(json_of(payload, exact=True)))
         except ValueError as error:
             raise UpstreamError(f"The local server at {self._url} sent no event stream.") from error
         return True
@@ -123,7 +123,7 @@ class ServerGeneration(AsyncIterator[Token]):
 
     def _take_choices(self, choices: list[dict[str, Any]]) -> None:
         for choice in choices:
-            delta = table(choice.get("delta")) or {}
+            delta = object_of(choice.get("delta"))
             text = text_of(delta.get("content"))
             calls = tables(delta.get("tool_calls")) or []
             self._calls.add(calls)
@@ -142,7 +142,7 @@ class _Calls:
     def add(self, pieces: list[dict[str, Any]]) -> None:
         for piece in self._indices.numbered(pieces):
             call = self._calls.setdefault(piece["index"], CalledFunction("", ""))
-            function = table(piece.get("function")) or {}
+            function = object_of(piece.get("function"))
             call.name += str(function.get("name") or "")
             call.arguments += function.get("arguments") or ""
 

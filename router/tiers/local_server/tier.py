@@ -20,7 +20,7 @@ from ....protocol.http.lenient_json import error_in, json_of
 from ....protocol.requests import Message
 from ....protocol.sampling import SamplingParams
 from ....protocol.structured import AnswerOptions, Constraint, ToolUse
-from ...request.json_narrowing import table, tables
+from ...request.json_narrowing import object_of, tables
 from ..interfaces import ChatOnlyTier
 from .address import OLLAMA_PORT, ServerAddress
 from .generation import NONCHARACTER, AnswerForm, ServerGeneration, failed
@@ -77,7 +77,7 @@ async def find_model(client: httpx.AsyncClient, address: ServerAddress) -> Local
 
 def _context(card: dict[str, Any]) -> int:
     """Return the context length, as reported by vLLM, Updraft or llama-server."""
-    meta = table(card.get("meta")) or {}
+    meta = object_of(card.get("meta"))
     for value in (card.get("max_model_len"), meta.get("n_ctx"), meta.get("n_ctx_train")):
         if isinstance(value, int) and 0 < value < 2**31:
             return value
@@ -90,7 +90,7 @@ async def _identity(
     """Return the model's identity, from Ollama's digest or the sizes that llama-server reports."""
     owner = str(card.get("owned_by") or "a server")[:100]
     is_ollama = owner == "library" or httpx.URL(address.url).port == OLLAMA_PORT
-    known: dict[str, Any] = {key: (table(card.get("meta")) or {}).get(key) for key in _WEIGHTS}
+    known: dict[str, Any] = {key: object_of(card.get("meta")).get(key) for key in _WEIGHTS}
     if is_ollama:
         ollama = ServerAddress(address.url.removesuffix("/v1"))
         listed = tables((await _json(client, ollama, "GET", "api/tags")).get("models")) or []
@@ -114,7 +114,7 @@ async def _json(
         refusal = error_in(response.content, response.status_code, f"{path} answered {response.status_code}")
         raise ModelLoadError(f"The local server at {address.url} refuses: {refusal['message']}")
     try:
-        return table(json_of(response.content)) or {}
+        return object_of(json_of(response.content))
     except ValueError as error:
         raise ModelLoadError(f"The local server at {address.url} is not an OpenAI-compatible server.") from error
 

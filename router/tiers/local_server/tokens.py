@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ....protocol.errors import UpstreamError
-from ...request.json_narrowing import rows, table, tables
+from ...request.json_narrowing import object_of, rows, tables
 
 TOP = 8
 """Alternatives requested per token, to estimate the entropy."""
@@ -87,7 +87,7 @@ class SeenVocabulary:
 
 def reported_in(choice: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the log-probability entries of an event, one per token."""
-    logprobs = table(choice.get("logprobs")) or {}
+    logprobs = object_of(choice.get("logprobs"))
     return [entry for entry in tables(logprobs.get("content")) or [] if _logprob(entry) is not None]
 
 

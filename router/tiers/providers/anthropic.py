@@ -11,10 +11,10 @@ from typing import Any
 
 from ....protocol.dialects.messages_blocks import is_vendor_block
 from ....protocol.http.forwarding import NativeRequest
-from ...request.json_narrowing import table, tables
-from .anthropic_answers import MessageEvents, completion_of, signed_thoughts
+from ...request.json_narrowing import object_of, table, tables
+from .anthropic_answers import MessageEvents, signed_thoughts
 from .chat_fields import BLANK, ChatFields, Image, add_turn, with_user_turns
-from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
+from .provider import Capabilities, ErrorCodes, Provider, ProviderCall, with_query
 
 _VERSION = "2023-06-01"
 _MAX_TOKENS = 8192  # default limit of an answer, because the API requires a limit
@@ -30,6 +30,18 @@ _OWN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("service_tier", "cache_control", "context_management"), ()),
 }
 _SAME = {name: name for name in ("temperature", "top_p", "top_k", "thinking", "cache_control")}
+_ERRORS: ErrorCodes = {
+    "invalid_request_error": (400, None),
+    "authentication_error": (401, "invalid_api_key"),
+    "billing_error": (402, "insufficient_quota"),
+    "permission_error": (403, None),
+    "not_found_error": (404, "model_not_found"),
+    "request_too_large": (413, None),
+    "rate_limit_error": (429, "rate_limit_exceeded"),
+    "api_error": (500, None),
+    "timeout_error": (504, None),
+    "overloaded_error": (529, "overloaded"),
+}
 
 
 class AnthropicProvider(Provider):
@@ -39,27 +51,7 @@ class AnthropicProvider(Provider):
     hints = ("user", "safety_identifier")
     raw_member = "input"
     capabilities = Capabilities(continuation=True, all_endpoints=False)
-    errors = ErrorMap(
-        statuses={
-            "invalid_request_error": 400,
-            "authentication_error": 401,
-            "billing_error": 402,
-            "permission_error": 403,
-            "not_found_error": 404,
-            "request_too_large": 413,
-            "rate_limit_error": 429,
-            "api_error": 500,
-            "timeout_error": 504,
-            "overloaded_error": 529,
-        },
-        codes={
-            "authentication_error": "invalid_api_key",
-            "billing_error": "insufficient_quota",
-            "not_found_error": "model_not_found",
-            "rate_limit_error": "rate_limit_exceeded",
-            "overloaded_error": "overloaded",
-        },
-    )
+    errors = _ERRORS
 
     def headers(self, api_key: str | None) -> dict[str, str]:
         return {"anthropic-version": _VERSION} | ({"x-api-key": api_key} if api_key else {})
@@ -85,9 +77,6 @@ class AnthropicProvider(Provider):
         if not native.headers:
             sent.pop("context_management", None)  # needs a beta header
         return replace(call, body=sent, notes=tuple(dict.fromkeys(notes)))
-
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        return completion_of(body)
 
     def events(self) -> MessageEvents:
         return MessageEvents()
@@ -173,7 +162,7 @@ def _accepted(messages: list[dict[str, Any]], notes: list[str]) -> list[dict[str
 def _accepted_block(block: dict[str, Any], ids: _CallIds) -> dict[str, Any] | None:
     match block.get("type"):
         case "text":
-            return block if str(block.get("text") or "").strip() else None
+            return _with_own_citations(block) if str(block.get("text") or "").strip() else None
         case "thinking" | "redacted_thinking":
             return next(iter(signed_thoughts([block])), None)
         case "tool_use":
@@ -183,6 +172,14 @@ def _accepted_block(block: dict[str, Any], ids: _CallIds) -> dict[str, Any] | No
             return {**named, "content": _without_blanks(block["content"])} if block.get("content") else named
         case _:
             return None if is_vendor_block(block) else block
+
+
+def _with_own_citations(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a text block without citations of other clouds, which lack the index that the API has encrypted."""
+    given = tables(block.get("citations")) or []
+    own = [citation for citation in given if citation.get("encrypted_index") != ""]
+    rest = {name: value for name, value in block.items() if name != "citations"}
+    return block if len(own) == len(given) else {**rest, "citations": own} if own else rest
 
 
 def _without_blanks(content: Any) -> Any:
@@ -222,7 +219,7 @@ def _add_tools(sent: dict[str, Any], fields: ChatFields) -> None:
 
 
 def _add_output(sent: dict[str, Any], fields: ChatFields, provider: Provider) -> None:
-    output: dict[str, Any] = table(fields.take("output_config")) or {}
+    output: dict[str, Any] = object_of(fields.take("output_config"))
     schema = fields.schema()
     if schema == {}:  # Anthropic needs a schema with named fields
         raise provider.unsupported("response_format of type json_object")

@@ -16,7 +16,8 @@ from ....protocol.errors import invalid_value
 from ....protocol.hints import EFFORTS, HINTS, Hints
 from ....protocol.http.lenient_json import json_bytes
 from ....protocol.structured import function_tools
-from ...request.json_narrowing import table, tables
+from ....protocol.turns import as_function
+from ...request.json_narrowing import object_of, table, tables
 from .provider import Provider
 
 #: Fields to ignore: hints that do not change the answer, and fields that the router itself handles.
@@ -97,7 +98,7 @@ class ChatFields:
 
     def tools(self) -> list[dict[str, Any]]:
         """Return the callable functions."""
-        return [table(tool.get("function")) or {} for tool in tables(self.take("tools")) or []]
+        return [object_of(tool.get("function")) for tool in tables(self.take("tools")) or []]
 
     def effort(self) -> str | None:
         """Return the reasoning effort, whichever field sets it."""
@@ -106,7 +107,7 @@ class ChatFields:
     def tool_choice(self) -> str:
         """Return `auto`, `none`, `required`, or `=` and the name of a function."""
         choice = self.take("tool_choice")
-        named = table((table(choice) or {}).get("function"))
+        named = table(object_of(choice).get("function"))
         if named is not None:
             return f"={named.get('name')}"
         if choice not in (None, "auto", "none", "required"):
@@ -121,7 +122,7 @@ class ChatFields:
         """Return the JSON schema of the answer, {} for any JSON object, or None for text."""
         wanted = table(self.take("response_format")) or {"type": "text"}
         if wanted.get("type") == "json_schema":
-            return table((table(wanted.get("json_schema")) or {}).get("schema")) or {}
+            return object_of(object_of(wanted.get("json_schema")).get("schema"))
         if wanted.get("type") not in ("text", "json_object"):
             raise self._provider.unsupported("response_format")
         return {} if wanted.get("type") == "json_object" else None
@@ -155,7 +156,7 @@ class ChatFields:
         """Return the tool calls. Arguments that are no object become `raw_arguments`, because the APIs need objects."""
         calls: list[EarlierCall] = []
         for call in tables(message.get("tool_calls")) or []:
-            function = table(call.get("function")) or {}
+            function = object_of(as_function(call).get("function"))
             name, given = str(function.get("name")), function.get("arguments")
             text = given if isinstance(given, str) else json_bytes({} if given is None else given).decode()
             raw, notes = arguments_of(name, text, cut=False)  # undecoded, since decoding would round large numbers
@@ -166,7 +167,7 @@ class ChatFields:
     def _image(self, part: dict[str, Any]) -> Image:
         if not self._provider.capabilities.images:
             raise self._provider.unsupported("an image")
-        url = str((table(part.get("image_url")) or {}).get("url") or "")
+        url = str(object_of(part.get("image_url")).get("url") or "")
         if url.startswith(("http://", "https://")):
             return Image("", "", url)
         match = _DATA_URL.fullmatch(url)

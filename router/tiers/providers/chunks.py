@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from ....accounting.reported_usage import counted
+from ....protocol.dialects.chat_chunks import ChatChunks
 from ....protocol.http.lenient_json import json_bytes
+
+#: Usual order of a message's fields, which readers assume if the message has no `deltas`.
+_ORDER = ("reasoning_content", "content", "tool_calls")
 
 
 def whole(value: Any) -> int:
@@ -26,19 +32,24 @@ def tool_call(identifier: str, name: str, arguments: str, **more: Any) -> dict[s
     return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}, **more}
 
 
-def message(texts: list[str], reasoning: list[str], calls: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return an assistant message with text, reasoning and tool calls."""
-    fields: dict[str, Any] = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
-    if reasoning:
-        fields["reasoning_content"] = "".join(reasoning)
-    if calls:
-        fields["tool_calls"] = calls
-    return fields
+def completion_of(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the whole completion. A message whose order is not the usual one also has its `deltas`."""
+    whole, deltas = ChatChunks(), defaultdict[int, list[dict[str, Any]]](list)
+    for chunk in chunks:
+        whole.read(chunk)
+        for choice in chunk["choices"]:
+            deltas[choice["index"]].append(choice["delta"])
+    completion = whole.whole()
+    for choice in completion["choices"]:
+        if _is_unusual(pieces := deltas[choice["index"]]):
+            choice["message"]["deltas"] = [piece for piece in pieces if piece]
+    return completion
 
 
-def completion(identifier: Any, model: Any, choices: list[dict[str, Any]], usage: Any) -> dict[str, Any]:
-    about = {"id": str(identifier), "object": "chat.completion", "created": int(time.time()), "model": str(model)}
-    return {**about, "choices": choices, "usage": usage}
+def _is_unusual(deltas: list[dict[str, Any]]) -> bool:
+    """Return whether the deltas have another order than `_ORDER`, or mark ends of text blocks inside a text."""
+    places = [place for delta in deltas for place, name in enumerate(_ORDER) if delta.get(name)]
+    return places != sorted(places) or any("citations" in delta for delta in deltas)
 
 
 def usage_of(read: int, written: int, cached: int, stored: int = 0, **more: Any) -> dict[str, Any]:
@@ -55,6 +66,13 @@ class ChunkMaker:
         self.id = ""
         self.model = ""
         self._created = int(time.time())
+        self._lengths = Counter[tuple[int, str]]()  # lengths of the messages' lists, by choice and field
+
+    def entries(self, field: str, added: list[dict[str, Any]], index: int = 0) -> list[dict[str, Any]]:
+        """Return entries to append to a message's list, each with its index, by which clients join deltas."""
+        first = self._lengths[index, field]
+        self._lengths[index, field] += len(added)
+        return [{"index": place, **entry} for place, entry in enumerate(added, first)]
 
     def delta(self, delta: dict[str, Any], finish: str | None = None, index: int = 0) -> dict[str, Any]:
         return self._chunk([{"index": index, "delta": delta, "finish_reason": finish}])

@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from ...request.json_narrowing import object_in, table, tables
+from ...request.json_narrowing import object_in, object_of, table, tables
 from ..failures import CloudFailure
 from .chat_fields import BLANK, ChatFields, EarlierCall, Image, add_turn, with_user_turns
-from .gemini_answers import ContentEvents, completion_of
-from .provider import Capabilities, ErrorMap, Provider, ProviderCall, with_query
+from .gemini_answers import ContentEvents
+from .provider import Capabilities, ErrorCodes, Provider, ProviderCall, with_query
 
 _CONFIG = {
     "temperature": "temperature",
@@ -26,6 +26,17 @@ _CONFIG = {
 }
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 _NO_SIGNATURE = "skip_thought_signature_validator"  # Google's placeholder signature for calls by other models
+_ERRORS: ErrorCodes = {
+    "INVALID_ARGUMENT": (400, None),
+    "FAILED_PRECONDITION": (400, None),
+    "UNAUTHENTICATED": (401, "invalid_api_key"),
+    "PERMISSION_DENIED": (403, None),
+    "NOT_FOUND": (404, "model_not_found"),
+    "RESOURCE_EXHAUSTED": (429, "rate_limit_exceeded"),
+    "INTERNAL": (500, None),
+    "UNAVAILABLE": (503, "overloaded"),
+    "DEADLINE_EXCEEDED": (504, None),
+}
 
 
 class GeminiProvider(Provider):
@@ -35,25 +46,7 @@ class GeminiProvider(Provider):
     hints = ()
     raw_member = "args"
     capabilities = Capabilities(seeds=True, lists_models=False, all_endpoints=False)
-    errors = ErrorMap(
-        statuses={
-            "INVALID_ARGUMENT": 400,
-            "FAILED_PRECONDITION": 400,
-            "UNAUTHENTICATED": 401,
-            "PERMISSION_DENIED": 403,
-            "NOT_FOUND": 404,
-            "RESOURCE_EXHAUSTED": 429,
-            "INTERNAL": 500,
-            "UNAVAILABLE": 503,
-            "DEADLINE_EXCEEDED": 504,
-        },
-        codes={
-            "UNAUTHENTICATED": "invalid_api_key",
-            "NOT_FOUND": "model_not_found",
-            "RESOURCE_EXHAUSTED": "rate_limit_exceeded",
-            "UNAVAILABLE": "overloaded",
-        },
-    )
+    errors = _ERRORS
 
     def base_path(self, query: Mapping[str, str]) -> str:  # noqa: ARG002
         return "/v1beta"
@@ -68,9 +61,6 @@ class GeminiProvider(Provider):
         query = {**query, "alt": "sse"} if body.get("stream") else query
         return ProviderCall(with_query(f"models/{model}:{method}", query), *_request(body, self))
 
-    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        return completion_of(body)
-
     def events(self) -> ContentEvents:
         return ContentEvents()
 
@@ -83,7 +73,7 @@ class GeminiProvider(Provider):
 
 def _retry_delay(raw: bytes) -> str:
     """Return the retry delay in seconds, or "" if the error has none."""
-    error = table(object_in(raw).get("error")) or {}
+    error = object_of(object_in(raw).get("error"))
     delays = (str(detail.get("retryDelay", "")) for detail in tables(error.get("details")) or [])
     return next((match[1] for delay in delays if (match := re.fullmatch(r"(\d+(?:\.\d+)?)s", delay))), "")
 
@@ -155,7 +145,7 @@ def _call_part(call: EarlierCall, model: str, *, first: bool) -> dict[str, Any]:
 
 def _signature(holder: dict[str, Any]) -> Any:
     """Return the thought signature of a message's text or of a tool call, or None."""
-    google = table((table(holder.get("extra_content")) or {}).get("google")) or {}
+    google = object_of(object_of(holder.get("extra_content")).get("google"))
     return google.get("thought_signature")
 
 

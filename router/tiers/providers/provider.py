@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -15,7 +16,10 @@ from ....protocol.http.forwarding import NativeRequest
 from ....protocol.http.lenient_json import json_keeping, json_of
 from ...request.json_narrowing import object_in, table
 from ..failures import CloudFailure, refused, reported
+from .chunks import completion_of
 
+#: HTTP status of an error and OpenAI's code for the error, if there is one, by the provider's name of the error.
+ErrorCodes = Mapping[str, tuple[int, str | None]]
 #: Request fields that need a capability, keyed by the capability.
 _NEEDED = {
     "grammars": ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"),
@@ -55,28 +59,11 @@ class ProviderCall:
 
 
 class ChatEvents(ABC):
-    """Translator of the events of one stream."""
+    """Translator of one answer: of the events of a stream, or of a whole answer."""
 
     @abstractmethod
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the chat completion chunks of an event; none for a keep-alive."""
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorMap:
-    """A provider's error names: the `type`, `status` or `code` in an error body."""
-
-    # HTTP status by error name, for errors inside streams, which have no HTTP status.
-    statuses: Mapping[str, int] = field(default_factory=dict[str, int])
-    # OpenAI's error code by error name.
-    codes: Mapping[str, str] = field(default_factory=dict[str, str])
-
-    def translated(self, error: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
-        """Return the error in OpenAI's form, and the HTTP status for its name, if known."""
-        names = [str(error[key]) for key in ("status", "type", "code") if error.get(key) is not None]
-        status = next((self.statuses[name] for name in names if name in self.statuses), None)
-        code = next((self.codes[name] for name in names if name in self.codes), error.get("code"))
-        return {**error, "code": code}, status
+        """Return the chat completion chunks of an event or of a whole answer; none for a keep-alive."""
 
 
 class Provider(ABC):
@@ -85,8 +72,9 @@ class Provider(ABC):
     # Name in the setting `cloud_provider`.
     name: str
     capabilities: Capabilities
-    errors: ErrorMap = ErrorMap()
-    # Hints that the translation keeps. None: all, since nothing is translated.
+    # Errors of the API. Their names are in the field `type`, `status` or `code` of an error body.
+    errors: ErrorCodes = MappingProxyType({})
+    # Request fields without effect on the answer that the translation keeps. None: all are kept.
     hints: tuple[str, ...] | None = None
     # Name of the field that holds a tool call's arguments as an object. `read` does not decode it (`msgspec.Raw`).
     raw_member: str = ""
@@ -111,19 +99,20 @@ class Provider(ABC):
         return json_keeping(raw, self.raw_member) if self.raw_member else json_of(raw, exact=True)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer as a chat completion."""
-        return body
+        """Return a whole answer as a chat completion, by default with the translator of `events`."""
+        events = self.events()
+        return body if events is None else completion_of(events.read(body))
 
     def events(self) -> ChatEvents | None:
-        """Return a translator of stream events, or None if they are already chunks."""
+        """Return a translator of one answer, or None if answers are already completions and chunks."""
         return None
 
     def refused(self, url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
         """Return the failure for a status other than 200."""
         error = table(object_in(raw).get("error"))
-        if error is None or not (self.errors.codes or self.errors.statuses):
+        if error is None or not self.errors:
             return refused(url, status, headers, raw)
-        translated, _ = self.errors.translated(error)
+        translated, _ = self._translated(error)
         return refused(url, status, headers, msgspec.json.encode({"error": translated}))
 
     def reported(self, url: str, error: Any) -> CloudFailure:
@@ -131,8 +120,14 @@ class Provider(ABC):
         body = table(error)
         if body is None:
             return reported(url, error)
-        translated, status = self.errors.translated(body)
+        translated, status = self._translated(body)
         return reported(url, translated if status is None else {**translated, "code": status})
+
+    def _translated(self, error: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+        """Return the error with OpenAI's code, and its HTTP status, which an error inside a stream lacks, if known."""
+        names = (str(error.get(key)) for key in ("status", "type", "code"))
+        status, code = next((self.errors[name] for name in names if name in self.errors), (None, None))
+        return {**error, "code": code or error.get("code")}, status
 
     def check(self, path: str, body: dict[str, Any]) -> None:
         """Raise UnsupportedFeatureError if the request needs a missing capability."""

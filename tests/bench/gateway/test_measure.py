@@ -12,7 +12,7 @@ from updraft.cli.main import app
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are pinned to cores")
 def test_of_short_runs(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    command = "bench gateway --concurrencies 1,4 --streams 2 --seconds 0.2 --memory-seconds 1 --json"
+    command = "bench gateway --concurrencies 1,4 --streams 2 --duration-s 0.2 --memory-duration-s 1 --json"
     result = CliRunner().invoke(app, [*command.split(), str(out)])
     assert result.exit_code == 0, result.output
     metrics = json.loads(out.read_text())["metrics"]

@@ -27,7 +27,7 @@ def setup() -> Setup:
 
 @pytest.fixture
 def engine(setup: Setup):
-    options = LocalOptions(context_length=512, threads=1, kv_cache_type="f16")
+    options = LocalOptions(max_model_len=512, threads=1, kv_cache_type="f16")
     with LocalEngine.load(setup.path, options) as engine:
         yield engine
 

@@ -110,7 +110,7 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
     ("flags", "message"),
     [
         ([], "Give --data FILE, --live N with --prompts FILE, or --from-log FILE"),
-        (["--data", "few.csv", "--judge", "x"], "those rows are graded already"),
+        (["--data", "few.csv", "--judge", "x"], "the rows of --data are graded already"),
         (["--data", "few.csv", "--judge-url", "http://127.0.0.1:9/v1"], "need --judge"),
         (["--data", "few.csv", "--from-log", "few.csv"], "mutually exclusive"),
         (["--data", "few.csv", "--plot", "x.pdf"], "file name that ends in .png"),

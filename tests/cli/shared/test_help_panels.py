@@ -77,3 +77,11 @@ def test_hidden_options_are_settings(command: str) -> None:
     settings = {field.name for field in fields(RouterConfig)}
     hidden = {param.name for param in COMMANDS[command].params if getattr(param, "hidden", False)}
     assert {{"api_key_file": "cloud_api_key_file"}.get(name, name) for name in hidden} <= settings
+
+
+def test_the_key_of_callers_has_its_own_option() -> None:
+    """`--api-key-*` holds a key that the command sends, `--client-api-key-*` the key that its callers must send."""
+    for name, command in COMMANDS.items():
+        for option in command.params:
+            if option.opts[0].endswith(("-key-env", "-key-file")):
+                assert ("clients must send" in option.help) == option.opts[0].startswith("--client-"), name

@@ -31,13 +31,13 @@ def file(tmp_path: Path) -> Path:
 
 def test_one_file_serves_node_and_gateway(monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     file.write_text(
-        '[node]\nmodel = "pocket"\nmax_num_seqs = 5\nenforce_eager = true\ndrain_seconds = 3\nscheduling_policy = '
+        '[node]\nmodel = "pocket"\nmax_num_seqs = 5\nenforce_eager = true\ndrain_timeout_s = 3\nscheduling_policy = '
         '"priority"\n[gateway]\nnode = ["http://a", "http://b"]\nno_auth = true\nhedge_after_s = 0.5\n'
     )
-    started = run(monkeypatch, file, "node", "--drain-seconds", "4")
+    started = run(monkeypatch, file, "node", "--drain-timeout-s", "4")
     assert (started.engine.max_num_seqs, started.engine.enforce_eager) == (5, True)
     assert started.engine.scheduling_policy == "priority"
-    assert started.drain_seconds == 4
+    assert started.drain_timeout_s == 4
     opened = run(monkeypatch, file, "gateway")
     assert (list(opened.nodes), opened.no_auth) == (["http://a", "http://b"], True)
     assert opened.timeouts.hedge_after_s == 0.5

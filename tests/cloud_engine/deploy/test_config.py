@@ -60,7 +60,8 @@ MODELS = "models: [{name: small, model: folder"
         (MODELS + ", engine: {max_num_seqs: many}}]", "models.small.engine"),
         (MODELS + ", engine: {max_num_seqs: 0}}]", "max_num_seqs must be"),
         (MODELS + "}]\ngateway: {host: 0.0.0.0}", "--insecure"),
-        ("models: [", "while parsing"),
+        ("models: [", "cloud.yaml, line 2: expected value. Check this line, and the brackets"),
+        ("models: \1", "control characters are not allowed"),
         (MODELS + "}]\n" + MODELS + "}]", "duplicate key 'models'"),
         (MODELS + ", draft: a, draft: b}]", "duplicate key 'draft'"),
         (MODELS + ", replicas: {min: 1, max: 1000000}}]", "replicas.max"),
@@ -77,14 +78,18 @@ MODELS = "models: [{name: small, model: folder"
         (MODELS + ", labels: {zone: 1}}]", "models[0].labels"),
         (MODELS + ", kind: tgi}]", "kind` does not accept 'tgi'"),
         (MODELS + ", mode: fast}]", "mode` does not accept 'fast'"),
-        (MODELS + ", autoscaling: {requests: -1}}]", "autoscaling.requests"),
+        (MODELS + ", autoscaling: {target_ongoing_requests: -1}}]", "autoscaling.target_ongoing_requests"),
         (MODELS + ", autoscaling: {kv_usage: 2}}]", "autoscaling.kv_usage"),
         (MODELS + ", replicas: {min: 1, max: many}}]", "replicas.max"),
         (MODELS + ", engine: {num_gpu_blocks_override: -3}}]", "num_gpu_blocks_override must be"),
         (MODELS + ", engine: [8]}]", "models[0].engine"),
         (MODELS + ", step_costs: missing.json}]", "bench engine --only steps"),
-        (MODELS + "}]\ngateway: {replicas: -2}", "gateway.replicas"),
-        (MODELS + "}]\ngateway: {replicas: 33}", "`gateway.replicas` must be at most 32"),
+        (MODELS + "}]\ngateway: {replicas: 2}", "`gateway.replicas` is now `workers`"),
+        (MODELS + "}]\ngateway: {db: a}", "`gateway.db` is now `ledger`"),
+        (MODELS + ", drain_seconds: 3}]", "`models[0].drain_seconds` is now `drain_timeout_s`"),
+        (MODELS + ", autoscaling: {requests: 3}}]", "is now `target_ongoing_requests`"),
+        (MODELS + "}]\ngateway: {workers: -2}", "gateway.workers"),
+        (MODELS + "}]\ngateway: {workers: 33}", "`gateway.workers` must be at most 32"),
         (MODELS + "}]\ngateway: {port: 70000}", "gateway.port"),
         (MODELS + ", kind: vllm, draft: tiny}]", "draft only applies to Updraft's engine"),
         (MODELS + ", kind: sglang, mode: latency}]", "mode only applies to Updraft's engine"),
@@ -95,7 +100,7 @@ def test_faults_are_named(tmp_path: Path, text: str, words: str) -> None:
     file.write_text(text)
     with pytest.raises(UpdraftError) as caught:
         read_config(file)
-    assert words in caught.value.message
+    assert words in caught.value.message and "\n" not in caught.value.message
 
 
 def test_the_file_in_the_guide_is_right(tmp_path: Path) -> None:
@@ -111,13 +116,13 @@ def test_files_are_those_of_the_folder_where_the_command_ran(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "cloud.yaml").write_text(
-        "gateway: {keys: k.sqlite3, db: 'postgresql://host/db', prices: p.toml}\n"
+        "gateway: {keys: k.sqlite3, ledger: 'postgresql://host/db', prices: p.toml}\n"
         "models: [{name: a, model: mine, draft: pocket, chat_template: chatml}]"
     )
     config = read_config(Path("cloud.yaml"))
     gateway, model = config.gateway, config.models[0]
     assert (gateway.keys, gateway.prices) == (str(tmp_path / "k.sqlite3"), str(tmp_path / "p.toml"))
-    assert (gateway.db, gateway.limits) == ("postgresql://host/db", None)
+    assert (gateway.ledger, gateway.limits) == ("postgresql://host/db", None)
     assert (model.model, model.draft, model.chat_template) == (str(tmp_path / "mine"), "pocket", "chatml")
 
 
@@ -139,7 +144,7 @@ def test_missing_cluster_is_reported_at_once() -> None:
 
 def test_a_direct_gateway_is_one_process_on_a_machine_that_is_named() -> None:
     """Ray's own proxies take its port on every machine, and another replica would find it taken."""
-    gateway = GatewayConfig(replicas=3, direct=True, keys="keys", host="10.0.0.1", labels={"zone": "a"})
+    gateway = GatewayConfig(workers=3, direct=True, keys="keys", host="10.0.0.1", labels={"zone": "a"})
     config = CloudConfig(models=(ModelDeployment(name="small", model="folder"),), gateway=gateway, insecure=True)
     options = ray_gateway_options(config)
     assert (options["num_replicas"], options["max_surge_percent"]) == (1, 0)
@@ -200,9 +205,11 @@ def test_only_what_would_run_otherwise_gets_another_version(tmp_path: Path) -> N
         return gateway_version(config), node_version(config, config.models[0])
 
     before = versions(config)
-    more = changed(model, replicas=Replicas(min=2, max=3), autoscaling=Autoscaling(requests=2), max_surge_percent=0)
+    more = changed(
+        model, replicas=Replicas(min=2, max=3), autoscaling=Autoscaling(target_ongoing_requests=2), max_surge_percent=0
+    )
     other = ModelDeployment(name="other", model="b")
-    assert versions(changed(config, models=(more, other), gateway=changed(gateway, replicas=3))) == before
+    assert versions(changed(config, models=(more, other), gateway=changed(gateway, workers=3))) == before
     revised, batch = changed(config, revision="2"), changed(model, engine={"max_num_seqs": 2})
     assert not set(before) & set(versions(revised))
     assert versions(changed(config, models=(batch,)))[0] == before[0]

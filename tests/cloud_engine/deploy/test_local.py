@@ -20,9 +20,9 @@ def test_killed_processes_restart_and_stop_with_the_cloud(tmp_path: Path) -> Non
     key = make_key(home / "keys.sqlite3", "tester")
     config = tmp_path / "cloud.yaml"
     model = "{name: pocket, model: pocket, engine: {threads: 1}, replicas: {min: 2, max: 2}}"
-    written = f"gateway: {{port: {free_port()}, replicas: 1}}\nmodels: [{model}]\n"
+    written = f"gateway: {{port: {free_port()}, workers: 1}}\nmodels: [{model}]\n"
     config.write_text(written)
-    with cloud_up(config, {"UPDRAFT_HOME": str(home)}, key, "--local") as cloud:
+    with cloud_up(config, {"UPDRAFT_HOME": str(home)}, key, "--processes") as cloud:
         assert cloud.healthy_nodes() == 2, "no request after `ready` may be too early"
         with Clients(cloud, count=4) as clients:
             clients.wait_for_answers(8)

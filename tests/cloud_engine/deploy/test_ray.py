@@ -24,9 +24,9 @@ models:
     model: pocket
     engine: {{threads: 1, max_num_seqs: {batch}}}
     cpus: 0.1
-    drain_seconds: 20
+    drain_timeout_s: 20
     replicas: {{min: {least}, max: {most}}}
-    autoscaling: {{requests: 4, upscale_delay_s: 1, downscale_delay_s: 2}}
+    autoscaling: {{target_ongoing_requests: 4, upscale_delay_s: 1, downscale_delay_s: 2}}
 """
 
 

@@ -43,7 +43,7 @@ def start(spawn: Any, tmp_path: Path) -> Callable[..., Any]:
 
     def start(node: Any, *more: str) -> Any:
         (tmp_path / "prices.toml").write_text(PRICES)
-        files = ("--db", str(tmp_path / "usage"), "--keys", str(tmp_path / "keys"))
+        files = ("--ledger", str(tmp_path / "usage"), "--keys", str(tmp_path / "keys"))
         return spawn("-m", "updraft", "gateway", "--port", "0", "--node", node.url, *files, *more)
 
     return start
@@ -108,7 +108,7 @@ def test_kill_9_in_mid_stream_leaves_a_row_and_no_reservation(
     start: Callable[..., Any], make_key: Callable[..., str], spawn_held_node: Any, hold: Path, tmp_path: Path
 ) -> None:
     """The cut request is abandoned, not lost; its place among the concurrent ones is free again."""
-    key = make_key("tester", concurrent=1, tokens_per_minute=500)
+    key = make_key("tester", max_concurrency=1, tokens_per_minute=500)
     node = spawn_held_node()
     gateway, began = start(node), threading.Event()
 

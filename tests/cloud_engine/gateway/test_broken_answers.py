@@ -114,7 +114,7 @@ def setup(spawned: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ga
         urls = [stack.enter_context(serving(stub.app())) for stub in (made.lone, made.bad, made.good)]
         nodes = [part for url in urls for part in ("--node", url)]
         command = ["-m", "updraft", "gateway", "--port", "0", "--exit-with-parent", "--keys", str(folder / "keys")]
-        gateway = stack.enter_context(spawned(*command, *nodes, "--db", str(made.database)))
+        gateway = stack.enter_context(spawned(*command, *nodes, "--ledger", str(made.database)))
         made.client = stack.enter_context(httpx.Client(base_url=gateway.url, timeout=60))
         yield made
 
@@ -250,6 +250,7 @@ KEPT = (
     b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"role":"assistant","content":""},'
     b'"logprobs":null,"finish_reason":null}],"prompt_token_ids":null}\n\n',
     b'data: {"choices":[{"index":0,"delta":{"content":"\\ud83d"}}]}\n\n',
+    b'data: {"choices":[{"index":0,"delta":{"content":"\\ud83d"}}],"x": 1.10}\n\n',
 )
 
 
@@ -258,6 +259,13 @@ def test_events_of_real_servers_go_through_as_they_are(setup: GatewaySetup, even
     setup.answer_with(EVENTS, event + BEGIN + event + END)
     answer = setup.post(CHAT, "alone", stream=True, stream_options={"include_usage": True})
     assert (answer.status_code, answer.content) == (200, event + BEGIN + event + END)
+
+
+def test_a_whole_answer_with_half_an_emoji_keeps_its_numbers(setup: GatewaySetup) -> None:
+    body = b'{"choices": [{"message": {"content": "\\ud83d"}, "finish_reason": "stop"}], "x": 1.10, "y": 1E2}'
+    setup.answer_with(JSON, body)
+    answer = setup.post(CHAT, "alone")
+    assert (answer.status_code, answer.content) == (200, body)
 
 
 def test_a_stream_without_its_last_line_gets_no_usage_that_nobody_counted(setup: GatewaySetup) -> None:

@@ -26,7 +26,7 @@ TOKENS = 100
 
 def start_gateway(spawn: Any, tmp_path: Path, *urls: str) -> Any:
     nodes = [word for url in urls for word in ("--node", url)]
-    db = ("--db", str(tmp_path / "usage.sqlite"))
+    db = ("--ledger", str(tmp_path / "usage.sqlite"))
     return spawn("-m", "updraft", "gateway", "--port", "0", *nodes, "--no-auth", *db, "--exit-with-parent")
 
 

@@ -59,7 +59,7 @@ def client(node: Foreign, spawned: Any, tmp_path_factory: pytest.TempPathFactory
         command = ["-m", "updraft", "gateway", "--port", "0", "--node", url, "--no-auth", "--exit-with-parent"]
         database = str(tmp_path_factory.mktemp("gateway") / "usage.sqlite")
         with (
-            spawned(*command, "--db", database) as gateway,
+            spawned(*command, "--ledger", database) as gateway,
             openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client,
         ):
             yield client
@@ -114,7 +114,7 @@ def test_an_adapter_is_asked_for_where_it_is_listed(spawned: Any, tmp_path: Path
     plain, adapted = list[str](), list[str]()
     with serving(serve(plain, "base")) as first, serving(serve(adapted, "base", "base-lora")) as second:
         command = ["-m", "updraft", "gateway", "--port", "0", "--no-auth", "--exit-with-parent"]
-        nodes = ["--node", first, "--node", second, "--db", str(tmp_path / "usage.sqlite")]
+        nodes = ["--node", first, "--node", second, "--ledger", str(tmp_path / "usage.sqlite")]
         with (
             spawned(*command, *nodes) as gateway,
             openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="x", max_retries=0) as client,
@@ -225,7 +225,7 @@ def test_a_client_that_leaves_pays_no_more_than_its_node_can_write(
 
     with serving(Starlette(routes=routes)) as url:
         command = ["gateway", "--port", "0", "--node", url, "--no-auth", "--exit-with-parent", *options]
-        gateway = spawn("-m", "updraft", *command, "--db", str(tmp_path / "usage"))
+        gateway = spawn("-m", "updraft", *command, "--ledger", str(tmp_path / "usage"))
         for number in (1, 2, 3):
             began = time.monotonic()
             with pytest.raises(httpx.ReadTimeout):
@@ -246,7 +246,7 @@ def test_client_that_leaves_before_the_usage_pays_the_bound(spawn: Any, tmp_path
 
     with serving(Starlette(routes=routes)) as url:
         command = ["gateway", "--port", "0", "--node", url, "--no-auth", "--exit-with-parent"]
-        gateway = spawn("-m", "updraft", *command, "--db", str(tmp_path / "usage"))
+        gateway = spawn("-m", "updraft", *command, "--ledger", str(tmp_path / "usage"))
         with (
             suppress(httpx.ReadTimeout),
             httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, timeout=1) as response,

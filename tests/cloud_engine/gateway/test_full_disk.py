@@ -27,7 +27,7 @@ def rows(db: Path) -> int:
 def test_a_full_disk(spawn: Any, fake_node: Any, tmp_path: Path, action: str) -> None:
     resource, db = importlib.import_module("resource"), tmp_path / "usage"
     command = ("gateway", "--port", "0", "--no-auth", "--node", fake_node.url, "--ledger-failure", action)
-    running = spawn("-m", "updraft", *command, "--db", str(db))
+    running = spawn("-m", "updraft", *command, "--ledger", str(db))
     with httpx.Client(base_url=running.url, timeout=30) as client:
         assert client.post("/v1/chat/completions", json=BODY).status_code == 200
         assert client.get("/admin/usage").json()["usage"][0]["requests"] == 1

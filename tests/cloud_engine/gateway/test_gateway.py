@@ -68,7 +68,7 @@ def start_gateway(spawn: Callable[..., Any], folder: Path, *nodes: Any) -> Runni
     keys, db = folder / "keys", folder / "usage.sqlite"
     key, admin_key = make_key(keys, "tester"), make_key(keys, "operator", "admin", "usage")
     urls = [word for node in nodes for word in ("--node", node.url)]
-    process = spawn(*GATEWAY, *urls, "--keys", str(keys), "--db", str(db), "--exit-with-parent")
+    process = spawn(*GATEWAY, *urls, "--keys", str(keys), "--ledger", str(db), "--exit-with-parent")
     return Running(process.url, key, admin_key, db, process.popen)
 
 

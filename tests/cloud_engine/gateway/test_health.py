@@ -186,7 +186,7 @@ def test_health_is_degraded_while_requests_use_the_last_resort(spawn: Any, tmp_p
         return {"json": {"model": "m", "messages": [{"role": "user", "content": text}], **fields}, "timeout": 60}
 
     with breaking_node() as (node, done):
-        command = ["--node", node, "--no-auth", "--db", str(tmp_path / "usage.sqlite3"), "--exit-with-parent"]
+        command = ["--node", node, "--no-auth", "--ledger", str(tmp_path / "usage.sqlite3"), "--exit-with-parent"]
         chat, url = "/v1/chat/completions", spawn("-m", "updraft", "gateway", "--port", "0", *command).url
         with (
             httpx.Client(base_url=url) as gateway,

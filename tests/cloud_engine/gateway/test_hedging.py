@@ -242,7 +242,7 @@ def running(open_gateway: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = tmp_path_factory.mktemp("gateway")
     key = make_key(folder / "keys", "interactive", "inference", "usage", "admin")
     batch_key = make_key(folder / "keys", "batch", priority="batch")
-    files = ("--keys", str(folder / "keys"), "--db", str(folder / "usage"))
+    files = ("--keys", str(folder / "keys"), "--ledger", str(folder / "usage"))
     with open_gateway("--hedge-after-s", "0.05", "--exit-with-parent", *files) as process:
         yield Gateway(process.url, folder, key, batch_key)
 
@@ -304,7 +304,7 @@ def test_unhedgeable_requests_wait(gateway: Gateway, nodes: Nodes, open_gateway:
     form = {"data": {"model": "big"}, "files": {"file": ("a.wav", b"RIFF")}}
     assert httpx.post(f"{gateway.url}{SPEECH_TO_TEXT}", headers=headers, timeout=60, **form).status_code == 200
     assert len(nodes.asked) == 1
-    with open_gateway("--no-auth", "--exit-with-parent", "--db", str(tmp_path / "usage")) as without:
+    with open_gateway("--no-auth", "--exit-with-parent", "--ledger", str(tmp_path / "usage")) as without:
         nodes.will(answers_late)
         Gateway(without.url, tmp_path, "none", "none").ask(stream=False)
         assert len(nodes.asked) == 1

@@ -46,7 +46,7 @@ def gateways(spawn: Any, fake_node: Any, tmp_path: Path) -> Iterator[TwoGateways
     admin = bearer(make_key(file, "operator", "admin"))
     command = ["-m", "updraft", "gateway", "--port", "0", "--node", fake_node.url, "--keys", str(file)]
     clients = [
-        httpx.Client(base_url=spawn(*command, "--db", str(tmp_path / f"{n}.sqlite3"), "--exit-with-parent").url)
+        httpx.Client(base_url=spawn(*command, "--ledger", str(tmp_path / f"{n}.sqlite3"), "--exit-with-parent").url)
         for n in range(2)
     ]
     yield TwoGateways(clients, file, admin)
@@ -76,7 +76,16 @@ def test_health_reports_an_unreachable_store_of_limits(spawn: Any, fake_node: An
         silent.bind(("127.0.0.1", 0))  # refuses, because nobody listens
         file, store = tmp_path / "keys.sqlite3", f"redis://127.0.0.1:{silent.getsockname()[1]}"
         make_key(file, "operator", "admin")
-        command = ["--node", fake_node.url, "--keys", str(file), "--db", str(tmp_path / "db"), "--limits-url", store]
+        command = [
+            "--node",
+            fake_node.url,
+            "--keys",
+            str(file),
+            "--ledger",
+            str(tmp_path / "db"),
+            "--limits-url",
+            store,
+        ]
         url = spawn("-m", "updraft", "gateway", "--port", "0", *command, "--exit-with-parent").url
         wait_for(lambda: httpx.get(f"{url}/health").json().get("limits") == "unavailable")
         degraded = httpx.get(f"{url}/health")
@@ -140,7 +149,7 @@ def test_a_key_that_cannot_be_is_refused(gateways: TwoGateways) -> None:
         (b'{"name": "a", "scopes": []}', "scopes"),
         (b'{"name": "a", "scopes": ["root"]}', "scopes[0]"),
         (b'{"name": "a", "nonsense": 1}', "nonsense"),
-        (b'{"name": "a", "limits": {"concurrent": 0}}', "limits.concurrent"),
+        (b'{"name": "a", "limits": {"max_concurrency": 0}}', "limits.max_concurrency"),
         (b'{"name": "a", "limits": {"tokens": 1}}', "limits"),
         (b'{"name": "a", "expires_in_days": -1}', "expires_in_days"),
         (b'{"name": "operator"}', "name"),
@@ -153,7 +162,7 @@ def test_a_key_that_cannot_be_is_refused(gateways: TwoGateways) -> None:
 
 def test_without_keys_there_is_nothing_to_manage(spawn: Any, fake_node: Any, tmp_path: Path) -> None:
     command = ("-m", "updraft", "gateway", "--port", "0", "--node", fake_node.url, "--no-auth", "--exit-with-parent")
-    url = spawn(*command, "--db", str(tmp_path / "usage.sqlite3")).url
+    url = spawn(*command, "--ledger", str(tmp_path / "usage.sqlite3")).url
     refused = httpx.get(f"{url}/admin/keys")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "no_keys")
     assert KeyStore(None).principal("") is ANONYMOUS
@@ -214,3 +223,13 @@ def test_limits_are_kept_as_they_were_given(tmp_path: Path) -> None:
     key = make_key(tmp_path / "keys", "a", limits=limits, priority="batch", tenant="t")
     principal = KeyStore(tmp_path / "keys").principal(f"Bearer {key}")
     assert (principal.limits, principal.priority, principal.tenant) == (limits, "batch", "t")
+
+
+def test_a_limit_is_kept_under_its_new_name(tmp_path: Path) -> None:
+    key = make_key(tmp_path / "keys", "concurrent", limits=Limits(max_concurrency=3), models=("concurrent",))
+    with closing(sqlite3.connect(tmp_path / "keys")) as connection, connection:
+        connection.execute("UPDATE keys SET principal = replace(principal, 'max_concurrency', 'concurrent')")
+    (record,) = KeyDatabase(tmp_path / "keys").keys()
+    principal = KeyStore(tmp_path / "keys").principal(f"Bearer {key}")
+    assert principal == record.principal
+    assert (principal.limits, principal.models) == (Limits(max_concurrency=3), ("concurrent",))

@@ -55,7 +55,7 @@ class Stub:
 
 
 def start(spawn: Any, tmp_path: Path, *options: str) -> Any:
-    db = ("--db", str(tmp_path / "usage.sqlite"))
+    db = ("--ledger", str(tmp_path / "usage.sqlite"))
     return spawn("-m", "updraft", "gateway", "--port", "0", "--no-auth", *db, *options, "--exit-with-parent")
 
 
@@ -80,7 +80,7 @@ def test_at_five_times_what_fits_all_that_fits_is_answered(spawn: Any, tmp_path:
             return await asyncio.gather(*tasks)
 
     with serving(stub.app()) as url:
-        limits = ("--node-concurrency", str(CAPACITY), "--max-waiting", str(WAITING))
+        limits = ("--max-concurrency-per-node", str(CAPACITY), "--max-waiting", str(WAITING))
         responses = asyncio.run(run(start(spawn, tmp_path, "--node", url, *limits).url))
     assert Counter(response.status_code for response in responses) == {
         200: CAPACITY + WAITING,
@@ -133,8 +133,9 @@ def test_a_node_has_prices_of_its_own(spawn: Any, tmp_path: Path) -> None:
         ('[[nodes]]\nurl = "http://h"\nkey = "secret"\n', "no setting `nodes\\[0\\].key`"),
         ('[[nodes]]\nurl = "http://h"\napi_key_env = "UPDRAFT_NO_SUCH_KEY"\n', "is not set"),
         ('[[nodes]]\nurl = "http://h"\nkey_env = "HOME"\n', "key_env` is now `api_key_env`"),
+        ('[[nodes]]\nurl = "http://h"\nconcurrency = 5\n', "concurrency` is now `max_concurrency`"),
         ('[[nodes]]\nurl = "http://h"\nidle_s = 5\n', "idle_s` is now `idle_timeout_s`"),
-        ('[[nodes]]\nurl = "http://h"\nconcurrency = 0\n', "above 0"),
+        ('[[nodes]]\nurl = "http://h"\nmax_concurrency = 0\n', "above 0"),
         ('[[nodes]]\nurl = "http://h"\noutput = 1\n', "must both be set"),
         ('[[nodes]]\nurl = "http://h"\ninput = -1\noutput = 1\n', "input"),
         ("nodes", "nodes-file"),
@@ -149,13 +150,13 @@ def test_a_faulty_file_is_refused_in_words(tmp_path: Path, text: str, match: str
 
 @pytest.mark.parametrize("workers", [1, 3, 4])
 def test_the_parts_of_workers_make_up_the_limit_of_a_node(workers: int) -> None:
-    options = GatewayOptions(("http://h",), AccountingOptions("db"), node_concurrency=10, workers=workers)
+    options = GatewayOptions(("http://h",), AccountingOptions("db"), max_concurrency_per_node=10, workers=workers)
     parts = [_nodes(options, worker)[0].concurrency or 0 for worker in range(workers)]
     assert sum(parts) == 10
     assert min(parts) >= 1
 
 
 def test_a_node_with_less_capacity_than_workers_is_refused() -> None:
-    options = GatewayOptions(("http://h",), AccountingOptions("db"), node_concurrency=3, workers=4)
+    options = GatewayOptions(("http://h",), AccountingOptions("db"), max_concurrency_per_node=3, workers=4)
     with pytest.raises(ConfigurationError, match="fewer workers"):
         _nodes(options, 0)

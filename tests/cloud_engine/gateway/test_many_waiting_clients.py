@@ -63,7 +63,7 @@ class Stub:
 
 
 def start(spawn: Any, tmp_path: Path, node: str, *more: str) -> str:
-    options = ("--node", node, "--db", str(tmp_path / "usage.sqlite"), "--no-auth", "--exit-with-parent", *more)
+    options = ("--node", node, "--ledger", str(tmp_path / "usage.sqlite"), "--no-auth", "--exit-with-parent", *more)
     return spawn("-m", "updraft", "gateway", "--port", "0", *options).url
 
 
@@ -99,7 +99,7 @@ def test_full_queue_refuses_requests_unread(spawn: Any, tmp_path: Path) -> None:
     stub, chat = Stub(crowd=3), "/v1/chat/completions"
     announced = f"POST {chat} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n".encode()
     with serving(stub.app()) as node, ThreadPoolExecutor(5) as clients:
-        url = start(spawn, tmp_path, node, "--node-concurrency", "2", "--max-waiting", "3")
+        url = start(spawn, tmp_path, node, "--max-concurrency-per-node", "2", "--max-waiting", "3")
         served = [clients.submit(httpx.post, url + chat, json=BODY, timeout=60) for _ in range(5)]
         while 'updraft_gateway_waiting{tier="interactive"} 3' not in httpx.get(f"{url}/metrics").text:
             time.sleep(0.02)

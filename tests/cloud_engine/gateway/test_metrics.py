@@ -140,7 +140,7 @@ def test_metrics_per_key_need_the_usage_scope(spawn: Any, fake_node: Any, tmp_pa
     limits = Limits(requests_per_minute=2)
     key = make_key(keys, "canary", "inference", "usage", limits=limits)
     weak = make_key(keys, "weak", "inference")
-    command = ["gateway", "--port", "0", "--keys", str(keys), "--db", str(tmp_path / "db"), "--exit-with-parent"]
+    command = ["gateway", "--port", "0", "--keys", str(keys), "--ledger", str(tmp_path / "db"), "--exit-with-parent"]
     url = spawn("-m", "updraft", *command, "--node", fake_node.url).url
     body = {"model": "echo", "messages": [{"role": "user", "content": "hello"}], "stream": True}
     headers = {"authorization": f"Bearer {key}"}

@@ -88,7 +88,7 @@ def setup(spawn: Any, tmp_path: Any) -> Iterator[GatewaySetup]:
         urls = [stack.enter_context(serving(node.app)) for node in nodes]
         given = [part for url in urls for part in ("--node", url)]
         command = ["-m", "updraft", "gateway", "--port", "0", "--exit-with-parent", "--keys", str(tmp_path / "keys")]
-        gateway = spawn(*command, *given, "--db", str(tmp_path / "usage"))
+        gateway = spawn(*command, *given, "--ledger", str(tmp_path / "usage"))
         yield GatewaySetup(nodes, gateway.url, key, tmp_path / "usage")
 
 
@@ -186,7 +186,7 @@ def test_the_node_that_has_the_route_answers(setup: GatewaySetup) -> None:
 
 def test_our_own_nodes_have_responses_and_messages(spawn: Any, fake_node: Any, tmp_path: Any) -> None:
     command = ["gateway", "--port", "0", "--no-auth", "--exit-with-parent", "--node", fake_node.url]
-    gateway = spawn("-m", "updraft", *command, "--db", str(tmp_path / "db"))
+    gateway = spawn("-m", "updraft", *command, "--ledger", str(tmp_path / "db"))
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         whole = client.responses.create(model="echo", input="hello", max_output_tokens=4)
         events = list(client.responses.create(model="echo", input="hello", max_output_tokens=4, stream=True))

@@ -15,7 +15,7 @@ def test_prefix_caches_of_keys_are_separate(spawn: Any, tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny", 0)
     node = spawn("-m", "updraft", "node", "--port", "0", "--model", str(model), "--threads", "1", "--exit-with-parent")
     keys = {name: make_key(tmp_path / "keys", name) for name in ("alice", "bob", "carol")}
-    files = ("--keys", str(tmp_path / "keys"), "--db", str(tmp_path / "usage.sqlite"))
+    files = ("--keys", str(tmp_path / "keys"), "--ledger", str(tmp_path / "usage.sqlite"))
     gateway = spawn("-m", "updraft", "gateway", "--port", "0", "--node", node.url, *files, "--exit-with-parent")
 
     def cached(name: str, **options: Any) -> int:

@@ -65,7 +65,7 @@ class Stub:
 def gateway(spawned: Any, folder: Any, *stubs: Stub, options: tuple[str, ...] = ()) -> Iterator[Any]:
     with ExitStack() as stack:
         nodes = [part for stub in stubs for part in ("--node", stack.enter_context(serving(stub.app())))]
-        command = ("-m", "updraft", "gateway", "--port", "0", "--no-auth", "--db", str(folder / "db"), *options)
+        command = ("-m", "updraft", "gateway", "--port", "0", "--no-auth", "--ledger", str(folder / "db"), *options)
         yield stack.enter_context(spawned(*command, "--exit-with-parent", *nodes))
 
 
@@ -139,7 +139,7 @@ def test_a_caller_raises_no_priority(spawned: Any, tmp_path: Any) -> None:
 
 
 def test_a_stream_that_outlasts_the_drain_ends_in_an_error_event(spawned: Any, tmp_path: Any) -> None:
-    with gateway(spawned, tmp_path, Stub(begin=CHUNK), options=("--drain-seconds", "0.2")) as running:
+    with gateway(spawned, tmp_path, Stub(begin=CHUNK), options=("--drain-timeout-s", "0.2")) as running:
         body = {"model": "big", "messages": [{"role": "user", "content": "hi"}], "stream": True}
         with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()

@@ -46,7 +46,16 @@ def keys(tmp_path: Path) -> Keys:
 
 @pytest.fixture
 def gateway(spawn: Any, keys: Keys, tmp_path: Path) -> Gateway:
-    common = ["-m", "updraft", "gateway", "--exit-with-parent", "--keys", str(keys.path), "--db", str(tmp_path / "db")]
+    common = [
+        "-m",
+        "updraft",
+        "gateway",
+        "--exit-with-parent",
+        "--keys",
+        str(keys.path),
+        "--ledger",
+        str(tmp_path / "db"),
+    ]
     return lambda *more, port="0": spawn(*common, "--port", port, *more)
 
 

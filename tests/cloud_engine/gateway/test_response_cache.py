@@ -86,7 +86,7 @@ def test_gateway_repeats_cached_answers(spawn: Any, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     one, other = (make_key(keys, name, "inference", "usage") for name in ("one", "other"))
     with counting_node() as (node, bodies, go):
-        command = ["gateway", "--port", "0", "--keys", str(keys), "--db", str(tmp_path / "db"), "--node", node]
+        command = ["gateway", "--port", "0", "--keys", str(keys), "--ledger", str(tmp_path / "db"), "--node", node]
         url = spawn("-m", "updraft", *command, "--response-cache", "1", "--exit-with-parent").url
 
         def ask(key: str = one, **fields: Any) -> tuple[str, str | None]:
@@ -345,7 +345,7 @@ def test_a_finish_that_only_the_gateway_adds_is_not_kept(spawn: Any, tmp_path: P
     """The node's stream ends with [DONE] but without a finish reason."""
     with counting_node(finish=None) as (node, bodies, _):
         headers = {"authorization": f"Bearer {make_key(tmp_path / 'keys', 'one')}"}
-        command = ["gateway", "--port", "0", "--keys", str(tmp_path / "keys"), "--db", str(tmp_path / "db")]
+        command = ["gateway", "--port", "0", "--keys", str(tmp_path / "keys"), "--ledger", str(tmp_path / "db")]
         url = spawn("-m", "updraft", *command, "--node", node, "--response-cache", "1", "--exit-with-parent").url
         for is_stream in (True, True, False, False):
             stream = {**GREEDY, "stream": is_stream}

@@ -27,7 +27,7 @@ PRICES = '[[prices]]\nmodel = "echo"\ninput = 1000\noutput = 1000\n'
 @pytest.fixture
 def start(spawn: Any, tmp_path: Path) -> Callable[..., Any]:
     def start(node: Any, *more: str) -> Any:
-        files = ("--db", str(tmp_path / "usage"), "--keys", str(tmp_path / "keys"))
+        files = ("--ledger", str(tmp_path / "usage"), "--keys", str(tmp_path / "keys"))
         return spawn("-m", "updraft", "gateway", "--port", "0", "--node", node.url, *files, "--workers", "2", *more)
 
     return start
@@ -83,7 +83,7 @@ def test_a_stream_gets_the_seconds_of_the_drain_and_no_more(
     start: Callable[..., Any], spawn_held_node: Any, tmp_path: Path
 ) -> None:
     key = make_key(tmp_path / "keys", "tester")
-    gateway = start(spawn_held_node(), "--drain-seconds", "0.2")
+    gateway = start(spawn_held_node(), "--drain-timeout-s", "0.2")
     body = {"model": "echo", "messages": [{"role": "user", "content": "x" * 1500}], "stream": True}
     url = f"{gateway.url}/v1/chat/completions"
     with httpx.stream("POST", url, json=body, headers=bearer(key), timeout=60) as response:
@@ -149,7 +149,7 @@ def test_a_gateway_comes_back_while_orphans_end_and_a_node_hangs(
 ) -> None:
     """`kill -9` of the supervisor alone: its workers leave the port at once, and finish what they have begun."""
     key, node, hung = make_key(tmp_path / "keys", "tester"), spawn_fake_node("--delay", "0.1"), spawn_fake_node()
-    gateway = start(node, "--node", hung.url, "--drain-seconds", "600")
+    gateway = start(node, "--node", hung.url, "--drain-timeout-s", "600")
     body = {"model": "echo", "messages": [{"role": "user", "content": "x" * 1800}], "stream": True}
     port, again = gateway.url.rpartition(":")[2], None
     hung.popen.send_signal(signal.SIGSTOP)

@@ -74,7 +74,7 @@ def _gateway(
     key = make_key(folder / "keys", "tester", "inference", "usage", "admin")
     command = [sys.executable, "-m", "updraft", "gateway", "--port", "0", "--keys", str(folder / "keys")]
     command += ["--log-format", log_format]
-    command += ["--db", str(folder / "usage.sqlite"), *(word for node in nodes for word in ("--node", node))]
+    command += ["--ledger", str(folder / "usage.sqlite"), *(word for node in nodes for word in ("--node", node))]
     with (folder / "log").open("w") as log:
         environment = {**os.environ, "UPDRAFT_NODE_API_KEY": NODE_KEY}
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -146,7 +146,7 @@ def test_a_short_key_of_a_node_is_refused_at_the_start() -> None:
 
 
 def test_invalid_address_is_quoted_without_its_password(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "updraft", "gateway", "--no-auth", "--db", str(tmp_path / "db")]
+    command = [sys.executable, "-m", "updraft", "gateway", "--no-auth", "--ledger", str(tmp_path / "db")]
     done = subprocess.run(
         [*command, "--node", f"ftp://operator:{PASSWORD}@host"], capture_output=True, text=True, check=False
     )

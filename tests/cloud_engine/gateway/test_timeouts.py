@@ -36,7 +36,7 @@ def connected(url: str) -> socket.socket:
 
 def test_a_node_that_stops_in_its_answer_ends_the_stream(spawn: Any, spawn_fake_node: Any, tmp_path: Path) -> None:
     node = spawn_fake_node("--delay", "0.02")
-    running = spawn("-m", "updraft", *gateway(node, idle_timeout_s=2), "--db", str(tmp_path / "db"))
+    running = spawn("-m", "updraft", *gateway(node, idle_timeout_s=2), "--ledger", str(tmp_path / "db"))
     began = 0.0
     with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=STREAM, timeout=60) as response:
         lines = response.iter_lines()
@@ -52,7 +52,7 @@ def test_a_node_that_stops_in_its_answer_ends_the_stream(spawn: Any, spawn_fake_
 
 def test_node_drops_requests_of_clients_that_left(spawn: Any, spawn_fake_node: Any, tmp_path: Path) -> None:
     node = spawn_fake_node("--delay", "0.05")
-    running = spawn("-m", "updraft", *gateway(node), "--db", str(tmp_path / "db"))
+    running = spawn("-m", "updraft", *gateway(node), "--ledger", str(tmp_path / "db"))
     with httpx.stream("POST", f"{running.url}/v1/chat/completions", json=STREAM, timeout=60) as response:
         next(response.iter_lines())
     aborted = re.compile(r"^\w*aborted_requests\w* 1(\.0)?$", re.MULTILINE)
@@ -60,7 +60,7 @@ def test_node_drops_requests_of_clients_that_left(spawn: Any, spawn_fake_node: A
 
 
 def test_a_body_that_trickles_in_is_refused(spawn: Any, spawn_fake_node: Any, tmp_path: Path) -> None:
-    running = spawn("-m", "updraft", *gateway(spawn_fake_node(), timeout_s=1), "--db", str(tmp_path / "db"))
+    running = spawn("-m", "updraft", *gateway(spawn_fake_node(), timeout_s=1), "--ledger", str(tmp_path / "db"))
     with connected(running.url) as sock:
         sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 900\r\n\r\n{")
         answer = b""
@@ -76,7 +76,7 @@ def test_a_body_that_trickles_in_is_refused(spawn: Any, spawn_fake_node: Any, tm
 @pytest.mark.skipif(sys.platform == "win32", reason="no descriptors to run out of")
 def test_more_idle_connections_than_descriptors_stop_nobody(spawn: Any, spawn_fake_node: Any, tmp_path: Path) -> None:
     node = spawn_fake_node()
-    running = spawn("-c", TINY_LIMIT, *gateway(node), "--db", str(tmp_path / "db"))
+    running = spawn("-c", TINY_LIMIT, *gateway(node), "--ledger", str(tmp_path / "db"))
     idle = [connected(running.url) for _ in range(300)]
     try:
         for _ in range(3):

@@ -62,7 +62,7 @@ def test_a_session_stays_at_its_node_whichever_worker_is_asked(
     nodes = [spawn_fake_node().url for _ in range(4)]
     command = ["gateway", "--port", "0", "--no-auth", "--exit-with-parent", "--workers", "2"]
     listed = [word for node in nodes for word in ("--node", node)]
-    running = spawn("-m", "updraft", *command, *listed, "--db", str(tmp_path / "db"))
+    running = spawn("-m", "updraft", *command, *listed, "--ledger", str(tmp_path / "db"))
 
     def served(column: str) -> set[str]:
         with closing(sqlite3.connect(tmp_path / "db")) as connection:
@@ -86,7 +86,7 @@ def test_killed_worker_is_replaced_and_its_counters_stay(
 ) -> None:
     node = spawn_held_node()
     command = ["gateway", "--port", "0", "--no-auth", "--exit-with-parent", "--node", node.url, "--workers", "2"]
-    running = spawn("-m", "updraft", *command, "--db", str(tmp_path / "db"))
+    running = spawn("-m", "updraft", *command, "--ledger", str(tmp_path / "db"))
     supervisor = psutil.Process(running.popen.pid)
     check_gauges_of_all_workers(running.url, node.url)
     hold.unlink()
@@ -129,7 +129,7 @@ def test_deaths_that_a_request_caused_are_known_to_other_workers(spawn: Any, tmp
     with ExitStack() as stack:
         nodes = [word for _ in range(3) for word in ("--node", stack.enter_context(serving(dies)))]
         command = ["gateway", "--port", "0", "--no-auth", "--exit-with-parent", *nodes, "--workers", "2"]
-        running = spawn("-m", "updraft", *command, "--db", str(tmp_path / "db"))
+        running = spawn("-m", "updraft", *command, "--ledger", str(tmp_path / "db"))
 
         def ask() -> str:
             return httpx.post(f"{running.url}/v1/chat/completions", json={**BODY, "stream": True}, timeout=60).text
@@ -154,7 +154,7 @@ def test_workers_that_cannot_start_end_the_gateway_with_their_cause() -> None:
 def test_the_socket_never_blocks_also_while_a_worker_starts(spawn: Any, spawn_fake_node: Any, tmp_path: Path) -> None:
     """Its mode is that of all workers: a blocking one would hold up every stream of a worker that found no client."""
     command = ["gateway", "--port", "0", "--no-auth", "--node", spawn_fake_node().url, "--workers", "2"]
-    running = spawn("-m", "updraft", *command, "--db", str(tmp_path / "db"))
+    running = spawn("-m", "updraft", *command, "--ledger", str(tmp_path / "db"))
     supervisor = psutil.Process(running.popen.pid)
     files = [
         path for path in Path(f"/proc/{supervisor.pid}/fd").iterdir() if str(path.readlink()).startswith("socket:")

@@ -244,7 +244,7 @@ def test_sigterm_lets_requests_finish(started: Start) -> None:
 
 
 def test_requests_at_the_drain_deadline_get_a_typed_error(started: Start) -> None:
-    with started("--drain-seconds", "0.3") as node, concurrent.futures.ThreadPoolExecutor() as pool:
+    with started("--drain-timeout-s", "0.3") as node, concurrent.futures.ThreadPoolExecutor() as pool:
         with node.stream(**ENDLESS) as response:
             whole = pool.submit(node.post, **ENDLESS)
             wait_for(lambda: node.metric("running") == 2)

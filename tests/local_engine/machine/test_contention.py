@@ -131,7 +131,7 @@ def test_at_least_seventy_per_cent_of_the_fair_share(tmp_path) -> None:
         vocabulary=30_000, kind=gguf.GGMLQuantizationType.Q8_0,
     )  # fmt: skip
     path = write(tmp_path / "half.gguf", shape)
-    with LocalEngine.load(path, LocalOptions(context_length=512, threads=count)) as engine:
+    with LocalEngine.load(path, LocalOptions(max_model_len=512, threads=count)) as engine:
         idle = speed(engine)
         other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
         try:

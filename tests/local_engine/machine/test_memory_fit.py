@@ -121,7 +121,7 @@ def test_layers_that_differ(tmp_path) -> None:
 
 def test_oversized_models_are_refused_with_figures(shape_file) -> None:
     header = read_header(shape_file("long context"))
-    options = LocalOptions(context_length=32_768)
+    options = LocalOptions(max_model_len=32_768)
     plan = plan_of(header, options)
     need = estimate(header, plan)
     assert ensure_fits("long", header, plan, need.total) == need
@@ -129,12 +129,12 @@ def test_oversized_models_are_refused_with_figures(shape_file) -> None:
     with pytest.raises(ModelTooLargeError, match=r"long needs .* MB .* 32,784 tokens in f32.* are free: ") as caught:
         ensure_fits("long", header, plan, available)
     assert (caught.value.needed, caught.value.available) == (need.total, available)
-    smaller, quantized = map(int, re.findall(r"context_length=(\d+)", caught.value.message))
+    smaller, quantized = map(int, re.findall(r"max_model_len=(\d+)", caught.value.message))
     assert "kv_cache_type='q8_0'" in caught.value.message
 
     def needed(tokens: int, kind: KvCacheType | None) -> int:
         """By the engine that is asked for so."""
-        changed = replace(options, context_length=tokens, kv_cache_type=kind)
+        changed = replace(options, max_model_len=tokens, kv_cache_type=kind)
         return estimate(header, plan_of(header, changed)).total
 
     for tokens, kind in ((smaller, None), (quantized, "q8_0")):
@@ -151,11 +151,13 @@ def test_the_advice_is_good(share) -> None:
     available = int(estimate(header, plan).total * share)
     with pytest.raises(ModelTooLargeError) as caught:
         ensure_fits("pocket", header, plan, available)
-    proposed = re.findall(r"context_length=(\d+)( and parallel=1)?( with kv_cache_type='q8_0')?", caught.value.message)
+    proposed = re.findall(
+        r"max_model_len=(\d+)( and max_num_seqs=1)?( with kv_cache_type='q8_0')?", caught.value.message
+    )
     assert proposed
     for tokens, alone, quantized in proposed:
         options = LocalOptions(
-            context_length=int(tokens), parallel=1 if alone else None, kv_cache_type="q8_0" if quantized else None
+            max_model_len=int(tokens), max_num_seqs=1 if alone else None, kv_cache_type="q8_0" if quantized else None
         )
         assert int(tokens) <= 512
         assert estimate(header, plan_of(header, options)).total <= available

@@ -112,7 +112,7 @@ def test_all_at_once_equals_one_after_the_other(engine, solo):
 
 def test_signals_are_those_of_the_run_alone(tiny):
     """Hidden states too, which have to be looked at again where chunks of prompts are computed in the same step."""
-    options = LocalOptions(prompt_logprobs=False, parallel=4)
+    options = LocalOptions(prompt_logprobs=False, max_num_seqs=4)
     prompts = ["the user " * n + "knows" for n in (1, 20, 3, 14, 7, 25)]
     with LocalEngine.load(tiny.gguf, options) as engine:
 
@@ -133,7 +133,7 @@ def test_signals_are_those_of_the_run_alone(tiny):
 
 
 def test_too_few_cells_preempt_and_every_answer_is_whole(tiny):
-    with LocalEngine.load(tiny.gguf, LocalOptions(context_length=200, prompt_logprobs=False)) as engine:
+    with LocalEngine.load(tiny.gguf, LocalOptions(max_model_len=200, prompt_logprobs=False)) as engine:
         loop = engine._resources.loop
         loop._options = replace(loop._options, cells=220)
         loop._reset()
@@ -148,7 +148,7 @@ def test_too_few_cells_preempt_and_every_answer_is_whole(tiny):
 
 @pytest.mark.parametrize("prompt_logprobs", [False, True])
 def test_a_long_prompt_does_not_stop_the_others(tiny, prompt_logprobs):
-    with LocalEngine.load(tiny.gguf, LocalOptions(parallel=4, prompt_logprobs=prompt_logprobs)) as engine:
+    with LocalEngine.load(tiny.gguf, LocalOptions(max_num_seqs=4, prompt_logprobs=prompt_logprobs)) as engine:
         params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
         talker = engine.start_text("the", params)
         for _ in range(20):
@@ -203,7 +203,7 @@ def test_a_run_outlives_its_event_loop(engine):
 
 
 def test_the_queue_has_a_limit(tiny):
-    with LocalEngine.load(tiny.gguf, LocalOptions(parallel=2, queue_limit=3)) as engine:
+    with LocalEngine.load(tiny.gguf, LocalOptions(max_num_seqs=2, max_waiting=3)) as engine:
         runs = [engine.start_text("the", SamplingParams(temperature=0, ignore_eos=True)) for _ in range(5)]
         with pytest.raises(OverloadedError, match="3 requests waiting") as refused:
             engine.start_text("the", greedy())
@@ -243,7 +243,7 @@ def test_cancel_wakes_a_reader(engine):
 
 @pytest.mark.parametrize("code", [1, 2, -1, -3])
 def test_a_failing_decode_ends_only_whom_it_met(tiny, monkeypatch, code):
-    with LocalEngine.load(tiny.gguf, LocalOptions(parallel=2)) as engine:
+    with LocalEngine.load(tiny.gguf, LocalOptions(max_num_seqs=2)) as engine:
         expected = [token.id for token in engine.start_text("the", greedy(9))]
         context = engine._resources.loop._context
         decode, calls = context._api.llama_decode, []
@@ -269,7 +269,7 @@ def test_a_failing_decode_ends_only_whom_it_met(tiny, monkeypatch, code):
 
 
 def test_a_row_that_is_no_number_ends_its_run_only(tiny, monkeypatch):
-    with LocalEngine.load(tiny.gguf, LocalOptions(parallel=2)) as engine:
+    with LocalEngine.load(tiny.gguf, LocalOptions(max_num_seqs=2)) as engine:
         meter, rows, both = engine._resources.loop._meter, [], threading.Event()
         measure = meter.measure
 
@@ -373,7 +373,7 @@ def test_adapters(tiny, lora):
 
 def test_a_recurrent_model(recurrent):
     prompts = ["the user " * n + "knows" for n in (1, 9, 3, 14, 7)]
-    with LocalEngine.load(recurrent, LocalOptions(prompt_logprobs=False, parallel=3)) as engine:
+    with LocalEngine.load(recurrent, LocalOptions(prompt_logprobs=False, max_num_seqs=3)) as engine:
         alone = [[token.id for token in engine.start_text(prompt, greedy(12))] for prompt in prompts]
         runs = [engine.start_text(prompt, greedy(12)) for prompt in prompts]
         assert [[token.id for token in run] for run in runs] == alone

@@ -6,6 +6,7 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.local_engine.engine import LocalOptions
@@ -136,12 +137,12 @@ def test_little_memory_takes_a_smaller_cache_before_fewer_answers_and_a_smaller_
 
     assert tuned(need()) == TunedSettings()
     assert tuned(need() - 1) == TunedSettings(kv_cache_type="q8_0")
-    assert tuned(need(kv_cache_type="q8_0") - 1) == TunedSettings(kv_cache_type="q8_0", parallel=4)
-    alone = need(kv_cache_type="q8_0", parallel=1)
-    assert tuned(alone) == TunedSettings(kv_cache_type="q8_0", parallel=1)
-    assert tuned(alone - 1).context_length == 256
-    least = need(kv_cache_type="q8_0", parallel=1, context_length=256)
-    assert tuned(least) == TunedSettings(kv_cache_type="q8_0", parallel=1, context_length=256)
+    assert tuned(need(kv_cache_type="q8_0") - 1) == TunedSettings(kv_cache_type="q8_0", max_num_seqs=4)
+    alone = need(kv_cache_type="q8_0", max_num_seqs=1)
+    assert tuned(alone) == TunedSettings(kv_cache_type="q8_0", max_num_seqs=1)
+    assert tuned(alone - 1).max_model_len == 256
+    least = need(kv_cache_type="q8_0", max_num_seqs=1, max_model_len=256)
+    assert tuned(least) == TunedSettings(kv_cache_type="q8_0", max_num_seqs=1, max_model_len=256)
     with pytest.raises(ModelTooLargeError, match="use a smaller or more strongly quantized model"):
         tune(path, least - 1)
 
@@ -157,3 +158,8 @@ def test_heads_that_are_no_whole_blocks_keep_their_type(tiny) -> None:
     """Heads of 16 values: llama.cpp would refuse a quantized cache."""
     assert not quantizable(read_header(tiny.gguf))
     assert quantizable(read_header(pocket_small_gguf()))
+
+
+def test_stored_settings_have_their_former_names() -> None:
+    stored = b'{"context_length":256,"parallel":1}'
+    assert msgspec.json.decode(stored, type=TunedSettings) == TunedSettings(max_model_len=256, max_num_seqs=1)

@@ -175,7 +175,7 @@ def test_hints_have_notes_and_no_effect() -> None:
     function = {"type": "function", "name": "f", "parameters": {}}
     vendor: list[dict[str, Any]] = [
         {"type": "web_search_call", "id": "w", "status": "completed"},
-        {"type": "custom_tool_call_output", "call_id": "c", "output": "x"},
+        {"type": "local_shell_call_output", "id": "c", "output": "x"},
         {"type": "mcp_list_tools", "id": "m", "tools": []},
         {"type": "compaction", "encrypted_content": "x"},
     ]

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from updraft.protocol.http.lenient_json import error_in, json_bytes, json_of, split_final_event
+from updraft.protocol.http.lenient_json import error_in, json_bytes, json_of, split_final_event, standard_json
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,13 @@ def test_odd_json_is_read(raw: bytes, text: str) -> None:
     exact = json_of(raw, exact=True)
     assert exact["a"] == ("\ud83d" if b"ud83d" in raw and b"ude00" not in raw else text)
     assert json_of(json_bytes(exact), exact=True) == exact
+
+
+def test_only_json_that_strict_parsers_refuse_is_encoded_again() -> None:
+    for raw in (rb'{"a": "\ud83d", "x": 1.10}', b'{"x": 1E2}'):
+        assert standard_json(raw) == raw
+    for raw in (b'{"x": NaN}', b'{"x": -Infinity}', b'\xef\xbb\xbf{"x": 1e999}'):
+        assert standard_json(raw) == b'{"x":null}'
 
 
 @pytest.mark.parametrize(

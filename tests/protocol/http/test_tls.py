@@ -48,7 +48,7 @@ def serial(url: str, context: ssl.SSLContext) -> int:
 def test_a_new_certificate_is_taken_and_old_connections_live_on(authority: Authority, tmp_path: Path) -> None:
     certificate, key, log, context = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "log", authority.client()
     first = authority.issue(certificate, key)
-    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--db", str(tmp_path / "db"))
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ledger", str(tmp_path / "db"))
     with running(*GATEWAY, *files, log=log) as server, httpx.Client(base_url=server.url, verify=context) as client:
         assert server.url.startswith("https://127.0.0.1:")
         assert client.get("/v1/models").status_code == 200
@@ -73,7 +73,7 @@ BEGUN = b"\x16\x03\x01\x02\x00\x01\x00\x01"  # of the client's first message
 def test_more_handshakes_than_descriptors_stop_nobody(authority: Authority, tmp_path: Path) -> None:
     certificate, key, log = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "log"
     authority.issue(certificate, key)
-    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--db", str(tmp_path / "db"))
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ledger", str(tmp_path / "db"))
     with running("-c", TINY_LIMIT, *GATEWAY[2:], *files, log=log) as server:
         address, idle = urlsplit(server.url), list[socket.socket]()
         try:
@@ -145,28 +145,39 @@ def test_a_gateway_asks_nodes_by_tls(authority: Authority, tmp_path: Path) -> No
     """A node's certificate is checked: one of an authority that nobody named keeps the node out."""
     certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     authority.issue(certificate, key)
-    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--db", str(tmp_path / "db"))
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--ledger", str(tmp_path / "db"))
     with (
         running(str(FAKE_NODE)) as node,
         running(*GATEWAY[:-3], "--node", node.url, "--no-auth", *files) as behind,
-        running(*GATEWAY[:-3], "--node", behind.url, "--no-auth", "--db", str(tmp_path / "other")) as before,
+        running(*GATEWAY[:-3], "--node", behind.url, "--no-auth", "--ledger", str(tmp_path / "other")) as before,
     ):
         (shown,) = httpx.get(f"{before.url}/admin/nodes").json()["nodes"]
         assert shown["healthy"] is False
         assert "CERTIFICATE_VERIFY_FAILED" in shown["reason"]
 
 
-@pytest.mark.parametrize("fault", ["missing", "empty", "mixed", "passphrase"])
-def test_files_that_do_not_fit_are_refused(authority: Authority, tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("missing", "Cannot read .*key.pem: No such file"),
+        ("no certificate", "cert.pem holds no valid certificate: give --ssl-certfile a PEM file"),
+        ("no key", "key.pem holds no valid private key: give --ssl-keyfile a PEM file"),
+        ("mixed", "key.pem is not the key of .*cert.pem: give --ssl-keyfile the key of this certificate"),
+        ("passphrase", "passphrase"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused(authority: Authority, tmp_path: Path, fault: str, words: str) -> None:
     files = TlsFiles(tmp_path / "cert.pem", tmp_path / "key.pem")
     authority.issue(files.certificate, files.key, b"word" if fault == "passphrase" else None)
     if fault == "missing":
         files.key.unlink()
-    elif fault == "empty":
-        files.certificate.write_text("")
+    elif fault == "no certificate":
+        files.certificate.write_text("certificate")
+    elif fault == "no key":
+        files.key.write_text("")
     elif fault == "mixed":
         authority.issue(tmp_path / "other.pem", files.key)
-    with pytest.raises(ConfigurationError, match="passphrase" if fault == "passphrase" else "as certificate and key"):
+    with pytest.raises(ConfigurationError, match=words):
         check_encrypted("127.0.0.1", files, insecure=False)
 
 
@@ -187,12 +198,12 @@ def test_only_loopback_is_served_in_the_clear(authority: Authority, tmp_path: Pa
     [
         (["node", "--model", "pocket", "--host", "0.0.0.0"], "unencrypted"),
         (
-            ["serve", "--local", "pocket", "--host", "0.0.0.0", "--app-api-key-env", "UPDRAFT_NODE_API_KEY"],
+            ["serve", "--local", "pocket", "--host", "0.0.0.0", "--client-api-key-env", "UPDRAFT_NODE_API_KEY"],
             "unencrypted",
         ),
         ([*GATEWAY[2:], "--ssl-certfile", "c.pem"], "go together"),
         ([*GATEWAY[2:], "--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem"], "c.pem"),
-        (["node", "--model", "pocket", "--api-key-file", "missing"], "missing"),
+        (["node", "--model", "pocket", "--client-api-key-file", "missing"], "missing"),
         ([*GATEWAY[2:], "--api-key-file", os.devnull], "is empty"),
     ],
 )
@@ -216,7 +227,7 @@ def test_a_node_beyond_loopback_by_tls_and_a_key_of_a_file(authority: Authority,
     authority.issue(certificate, key)
     secret.write_text("from-a-file\n")
     command = ("-m", "updraft", "node", "--model", "pocket", "--threads", "1", "--host", "0.0.0.0", "--port", "0")
-    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--api-key-file", str(secret))
+    files = ("--ssl-certfile", str(certificate), "--ssl-keyfile", str(key), "--client-api-key-file", str(secret))
     with running(*command, *files) as node:
         url = node.url.replace("0.0.0.0", "127.0.0.1")
         with httpx.Client(base_url=url, verify=authority.client(), timeout=60) as client:

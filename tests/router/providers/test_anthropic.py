@@ -150,7 +150,9 @@ def test_an_answer_becomes_a_completion(provider: ScriptedProvider, ask: Ask) ->
     done = ask(NATIVE)
     assert provider.asked[0].body["max_tokens"] > 0, "the API wants a limit"
     choice = done["choices"][0]
-    expected = {"role": "assistant", "content": "Take a coat.", "reasoning_content": "It rains."}
+    deltas = choice["message"].pop("deltas")
+    assert [delta["content"] for delta in deltas if delta.get("content")] == ["Take ", "a coat."]
+    expected = {"role": "assistant", "content": "Take a coat.", "refusal": None, "reasoning_content": "It rains."}
     assert choice["message"] == {**expected, "thinking_blocks": [MESSAGE["content"][0]]}
     assert (done["id"], done["model"], choice["finish_reason"]) == ("msg_1", "claude-x", "stop")
     assert (done["usage"]["prompt_tokens"], done["usage"]["completion_tokens"]) == (17, 7)

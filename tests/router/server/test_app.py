@@ -157,7 +157,7 @@ def test_a_setting_limits_the_size_of_bodies(cloud: FakeCloud) -> None:
 
 
 def test_other_machines_need_a_key() -> None:
-    with pytest.raises(ConfigurationError, match="--app-api-key-env"):
+    with pytest.raises(ConfigurationError, match="--client-api-key-env"):
         DaemonOptions(host="0.0.0.0")
     assert "secret" not in repr(DaemonOptions(api_key="secret"))
 

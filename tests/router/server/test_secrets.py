@@ -95,7 +95,7 @@ def test_keys_and_prompts_are_shown_nowhere(tmp_path: Path, environment: dict[st
     key = {"authorization": f"Bearer {APP_KEY}"}
     with _cloud() as port, (tmp_path / "log").open("w") as log:
         environment |= {"UPDRAFT_CLOUD_URL": f"http://127.0.0.1:{port}/v1", "UPDRAFT_CLOUD_API_KEY": CLOUD_KEY}
-        command = [sys.executable, "-m", "updraft", "serve", "--port", "0", "--app-api-key-env", "APP_KEY"]
+        command = [sys.executable, "-m", "updraft", "serve", "--port", "0", "--client-api-key-env", "APP_KEY"]
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True) as daemon:
             try:
                 assert daemon.stdout is not None

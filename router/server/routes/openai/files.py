@@ -89,7 +89,7 @@ async def _receive(request: WireRequest, writer: FileWriter) -> FileMetadata:
                     fields[name] = ""
             elif name == "file":
                 if writer.size + len(part) > MAX_FILE:
-                    raise RequestTooLargeError(f"A file may have at most {MAX_FILE} bytes.", param="file")
+                    raise RequestTooLargeError(f"A file must have at most {MAX_FILE} bytes.", param="file")
                 await asyncio.to_thread(writer.write, part)
             else:
                 fields[name] += part.decode(errors="replace")

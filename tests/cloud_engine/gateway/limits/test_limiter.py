@@ -123,7 +123,9 @@ def test_tenants_and_models_have_limits_too(with_limiter: Callable[..., None]) -
         with pytest.raises(LimitError, match="This tenant is limited to 1 requests per minute"):
             await limiter.admit(principal(), "other", 1, AnswerSize(1))
 
-    with_limiter(work, LimitsFile(tenants={"acme": Limits(requests_per_minute=1)}, models={"m": Limits(concurrent=1)}))
+    with_limiter(
+        work, LimitsFile(tenants={"acme": Limits(requests_per_minute=1)}, models={"m": Limits(max_concurrency=1)})
+    )
 
 
 def test_budgets_outlive_the_process(with_limiter: Callable[..., None], tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ def test_a_request_takes_the_store_three_times(
 
         monkeypatch.setattr(store, "admit", lambda *given, call=store.admit: counted("admit", call(*given)))
         monkeypatch.setattr(store, "settle", lambda *given, call=store.settle: counted("settle", call(*given)))
-        caller = principal(requests_per_minute=60, tokens_per_minute=6000, concurrent=9, usd_per_day=50.0)
+        caller = principal(requests_per_minute=60, tokens_per_minute=6000, max_concurrency=9, usd_per_day=50.0)
         await limiter.admit(caller, "m", 1, AnswerSize(1))  # seeds the budget
         calls.clear()
         for limits in (caller, principal()):
@@ -188,10 +190,13 @@ def test_the_policy_file(tmp_path: Path) -> None:
     limits = read_limits_file(file)
     assert limits.tenants == {"acme": Limits(requests_per_minute=5)}
     assert limits.models == {"a/b": Limits(usd_per_day=2.5)}
-    for wrong in ("[tenants.acme]\nrequests = 5\n", "[tenant.acme]\n", "[tenants.acme]\nconcurrent = 0\n", "["):
+    for wrong in ("[tenants.acme]\nrequests = 5\n", "[tenant.acme]\n", "[tenants.acme]\nmax_concurrency = 0\n", "["):
         file.write_text(wrong)
         with pytest.raises(ConfigurationError, match=r"limits\.toml"):
             read_limits_file(file)
+    file.write_text("[tenants.acme]\nconcurrent = 5\n")
+    with pytest.raises(ConfigurationError, match=r"concurrent` is now `max_concurrency`"):
+        read_limits_file(file)
 
 
 @pytest.mark.parametrize(

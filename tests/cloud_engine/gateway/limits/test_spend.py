@@ -42,7 +42,7 @@ def gateway(spawned: Callable[..., Any], tmp_path_factory: pytest.TempPathFactor
     (folder / "prices.toml").write_text(f'[prices.models."big"]\ninput = {INPUT}\noutput = {OUTPUT}\n')
     make_key(folder / "keys", "first")
     with long_cloud() as cloud:
-        options = ("--keys", folder / "keys", "--db", folder / "usage.sqlite", "--prices", folder / "prices.toml")
+        options = ("--keys", folder / "keys", "--ledger", folder / "usage.sqlite", "--prices", folder / "prices.toml")
         node = ("--node", cloud.url.removesuffix("/v1"), "--workers", "2")
         command = ("-m", "updraft", "gateway", "--port", "0", *node, *map(str, options), "--exit-with-parent")
         with spawned(*command) as process:

@@ -27,7 +27,7 @@ def urls(spawn: Any, spawn_fake_node: Any, redis_url: str, tmp_path: Path) -> li
     node = spawn_fake_node("--delay", "0.02")
     common = ("--port", "0", "--node", node.url, "--keys", str(tmp_path / "keys"), "--limits-url", redis_url)
     make_key(tmp_path / "keys", "first")
-    return [spawn("-m", "updraft", "gateway", *common, "--db", str(tmp_path / f"usage-{n}")) for n in range(2)]
+    return [spawn("-m", "updraft", "gateway", *common, "--ledger", str(tmp_path / f"usage-{n}")) for n in range(2)]
 
 
 def body(text: str, **more: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def ask(url: str, key: str, **more: Any) -> httpx.Response:
 
 
 def test_requests_at_once_are_counted_over_both(urls: list[Any], redis_url: str, tmp_path: Path) -> None:
-    key = make_key(tmp_path / "keys", "tester", limits=Limits(concurrent=CONCURRENT))
+    key = make_key(tmp_path / "keys", "tester", limits=Limits(max_concurrency=CONCURRENT))
     held: list[Iterator[str]] = []
     with ExitStack() as streams:
         for number in range(CONCURRENT):
@@ -70,7 +70,7 @@ def test_tokens_of_a_minute_are_counted_over_all(
     if redis:
         urls = request.getfixturevalue("urls")
     else:
-        files = ("--keys", str(tmp_path / "keys"), "--db", str(tmp_path / "usage"))
+        files = ("--keys", str(tmp_path / "keys"), "--ledger", str(tmp_path / "usage"))
         command = ("gateway", "--port", "0", "--workers", "4", "--node", fake_node.url)
         urls = [spawn("-m", "updraft", *command, *files)] * 2
     began = time.monotonic()
