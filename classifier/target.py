@@ -25,8 +25,8 @@ class Target:
     value: float = DEFAULT_QUALITY
     # The cloud's prices in US dollars per million prompt and answer tokens; None: unknown. A `cost` needs prices.
     prices: tuple[float, float] | None = None
-    # `level`: the target holds with the probability `promise_level` of the calibration. `mean`: the target holds on
-    # average over calibrations, about half of which miss it slightly. A cost is always only an expectation.
+    # `level`: each calibration meets the target with probability `promise_level`. `mean`: calibrations meet the target
+    # on average; about half of them miss it slightly. The target `cost` always holds only on average.
     promise: Promise = "level"
 
     def __post_init__(self) -> None:

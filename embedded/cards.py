@@ -1,4 +1,4 @@
-"""Model cards of the pocket pair; all figures come from graded test outcomes and training reports."""
+"""Model cards of the two demo models (pocket pair). All figures come from graded tests and training reports."""
 
 from __future__ import annotations
 

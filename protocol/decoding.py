@@ -36,7 +36,7 @@ _MEDIA = {"image_url": "Image", "input_audio": "Audio", "file": "File"}  # conte
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_NESTED = 8  # maximum depth at which nulls are dropped; tool calls in messages are this deep
 _MAX_NAME = 100  # maximum characters of a field's name in an error
-_MAX_WORDS = 500  # maximum characters of msgspec's message in an error
+_MAX_CHARACTERS = 500  # maximum characters of msgspec's message in an error
 #: Exceptions that msgspec raises for bytes that are not JSON or are nested too deeply.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 R = TypeVar("R")
@@ -154,7 +154,7 @@ def refusal(message: str, kind: Any = None) -> InvalidRequestError:
     if (media := message.partition("Invalid value '")[2].partition("'")[0]) in _MEDIA:
         fault = f"{_MEDIA[media]} input is not supported by this model: send text, or ask a model that supports it."
         return UnsupportedFeatureError(fault, param=param)
-    fault = f"Invalid request: {plain_words(message, kind=kind)[:_MAX_WORDS]}."
+    fault = f"Invalid request: {plain_words(message, kind=kind)[:_MAX_CHARACTERS]}."
     return WrongTypeError(fault, param=param) if "Expected `" in message else invalid_field(param, fault)
 
 

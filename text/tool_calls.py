@@ -74,7 +74,7 @@ class ToolCallParser:
         self._state: Callable[[], bool] = self._at_start if syntax.bare else self._parse_text
         self._buffer = ""
         self._opening = ""  # text since the current opener, including the whitespace before it
-        self._undeclared, self._undeclared_end = "", 0  # text of undeclared calls in `_opening`, and its end offset
+        self._undeclared, self._undeclared_end = "", 0  # calls of unknown tools, and their end in `_opening`
         self._marked = self._called = False  # whether `_opening` has an opener; whether it has a declared call
         self._in_list = False
         self._call = _CallReader()

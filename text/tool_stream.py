@@ -104,7 +104,7 @@ class AnswerEnd:
         return self._matcher.matched
 
     def push(self, text: str, *, ignore_stop: bool = False) -> tuple[str, bool]:
-        """Return the text safe to send, and whether the answer ends here. `ignore_stop`: search only for calls."""
+        """Return the text safe to send, and whether the answer ends here. `ignore_stop`: look only for tool calls."""
         if not self.searches:
             return text, False
         thoughts, text = self._boundary.push(text)

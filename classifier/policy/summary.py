@@ -1,4 +1,4 @@
-"""Human-readable summary of a calibration: thresholds, guarantee, and the minimum cloud share of any method."""
+"""Human-readable summary of a calibration: thresholds, guarantee, and the lowest cloud share that any router needs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def figures(policy: Policy, target: Target) -> dict[str, Any]:
         **policy.card.metrics,
     }
     if target.name != "cost" and target.promise == "level":
-        numbers |= {"promise_level": policy.card.promise_level, "delta": point.delta}  # `delta` will be removed
+        numbers |= {"promise_level": policy.card.promise_level, "delta": point.delta}  # `delta`: former name
     if point.alpha is not None:
         numbers |= {"alpha": point.alpha, "floor_cloud_share": least_cloud_share(policy.card.gain_rate, point.alpha)}
     return numbers

@@ -252,5 +252,5 @@ def key_database(path: Path | None) -> Path:
 
 
 def node_key(variable: str | None, file: Path | None, option: str = "--api-key") -> str | None:
-    """Return the key of a gateway's nodes: the given key, or else UPDRAFT_NODE_API_KEY. Raises ConfigurationError."""
+    """Return the nodes' key, from `variable` or `file`, else UPDRAFT_NODE_API_KEY. Raises ConfigurationError."""
     return given_key(variable, file, option) or os.environ.get("UPDRAFT_NODE_API_KEY") or None

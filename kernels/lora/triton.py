@@ -53,9 +53,9 @@ def shrink_kernel(
     hidden, down, low, rows, tiles, num_inputs, num_places, hidden_stride, split_steps,
     RANK: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """Multiply one tile of rows by its adapter's `down`, over the inputs of this split.
+    """Multiply one tile of rows by its adapter's matrix `down`. Each program sums over one split of the inputs.
 
-    Writes to `low` (splits, places, rank). A place is a row's position in the order of the plan.
+    Writes to `low` (splits, places, rank). A place is a row's position after sorting by adapter.
     """
     start, end, adapter = _tile(tiles)
     if start < end:

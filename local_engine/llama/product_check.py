@@ -1,4 +1,4 @@
-"""Check of Updraft's matrix products in llama.cpp, and the weight types that they support."""
+"""Check of Updraft's matrix products in llama.cpp, and the list of weight types that the products support."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _control_groups(root: Path) -> Iterator[Path]:
         if base is None or (controllers and not {"cpu", "memory"} & set(controllers.split(","))):
             continue
         inside = [part for part in Path(group).parts if part not in ("/", "..")]
-        # A container may see the host's path, which does not exist here; `base` is then the process's own group.
+        # In a container, `group` may be a path of the host that does not exist here. `base` is then the own group.
         yield from (base.joinpath(*inside[:depth]) for depth in range(len(inside) + 1))
 
 

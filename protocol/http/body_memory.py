@@ -31,7 +31,10 @@ class HeldMemory:
 
 
 class BodyMemory:
-    """Counter of the bytes held by all requests. At the limit, the owner with the most bytes loses a slow request."""
+    """Counter of the bytes that all requests hold, per API key (`owner`).
+
+    At the total limit, a slow request of the owner with the most bytes is aborted.
+    """
 
     def __init__(self, total: int = TOTAL_BYTES, per_owner: int = OWNER_BYTES) -> None:
         self._total = total

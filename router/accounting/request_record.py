@@ -115,7 +115,7 @@ class RequestRecord:
     rate_limits: dict[str, str] = field(default_factory=dict[str, str])
     # Notes on parts of the request that had to be changed for the API of the last cloud.
     call_notes: list[str] = field(default_factory=list[str])
-    # Fields that the last cloud got as the caller wrote them, so that they had an effect.
+    # Names of fields that the last cloud received unchanged. Notes do not list these fields as ignored.
     native_fields: list[str] = field(default_factory=list[str])
     # Note for the answer if the budget capped its length, else empty.
     budget_note: str = ""

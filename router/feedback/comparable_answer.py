@@ -22,7 +22,7 @@ class _Call(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """Fields of a message that can be graded. Other fields are ignored."""
+    """The fields of a chat message that a grade depends on. Other fields are ignored."""
 
     content: str | None = None
     refusal: str | None = None

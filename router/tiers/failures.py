@@ -118,7 +118,7 @@ def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> Cl
     if 300 <= status < 400:
         return _redirected(url, status, headers.get("location", ""))
     if status >= 600:
-        status = 502  # the router cannot relay such a status
+        status = 502  # HTTP has no status above 599
     body = error_in(raw, status, f"The cloud at {url} answered {status}")
     after = headers.get("retry-after") or None
     known = after is not None and after.isascii() and after.isprintable() and len(after) <= 64

@@ -78,7 +78,7 @@ def _prompt(runner: Runner, length: int) -> Chunk:
 
 
 def _rows(vocabulary: int) -> Iterator[SamplingRow]:
-    """Yield one row per sampling variant: each combination of truncations and grammar mask, and a logit bias."""
+    """Yield one row per sampling variant: each truncation with and without a grammar mask, then a logit bias."""
     mask = np.full(-(-vocabulary // 32), -1, dtype=np.int32)
     by_rank, by_mass, by_share = ResolvedParams(top_k=5), ResolvedParams(top_p=0.9), ResolvedParams(min_p=0.1)
     in_all_ways = ResolvedParams(top_k=5, top_p=0.9, min_p=0.1)

@@ -161,7 +161,7 @@ class DraftModel(Drafter):
         return spans[0].length
 
     def _rest(self, item: ScheduledRequest) -> QuerySpan:
-        """Return the span of all draft tokens but the last. Computing a token yields the draft token after it."""
+        """Return the span of the draft tokens to compute: all but the last, which no further draft token follows."""
         return QuerySpan(len(item.state.token_ids), item.num_drafts - 1, item.state.block_table)
 
     def _chunk(self, token_ids: list[int], start: int, state: RequestState, num_logits: int) -> Chunk:

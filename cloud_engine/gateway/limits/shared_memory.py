@@ -188,7 +188,7 @@ class SharedMemoryStore:
         self._memory[worker] = 0
 
     async def _lock(self) -> None:
-        """Lock the memory, also against other processes, until `unlock`. Do not await while holding the lock."""
+        """Lock the shared memory for this process until `unlock`. Do not await while holding the lock."""
         if try_lock(self._file):
             return
         until = time.monotonic() + _LOCK_S

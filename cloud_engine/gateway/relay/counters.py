@@ -40,7 +40,7 @@ class Counters:
         self._objective = objective or ServiceObjective()
 
     def count(self, row: UsageRow, *, is_served: bool = True) -> None:
-        """Count a finished request. `is_served`: whether a node serves its model, so that the name can be a label."""
+        """Count a finished request. `is_served`: whether a node serves the model, so that its name may be a label."""
         self.own.of("status", str(row.status))[0] += 1
         self.own.of("retries")[0] += row.retries
         self.own.of("kept")[0] += row.node == RESPONSE_CACHE

@@ -21,7 +21,7 @@ _OTHER = "other"  # replaces the first label of names beyond the maximum of thei
 _FREE = 0xFF  # first byte of a released slot; no name starts with it
 
 Name = tuple[str, ...]
-"""The kind, followed by the label values."""
+"""A metric's kind (a key of `_MAX_OF_A_KIND`), followed by its label values."""
 
 Numbers: TypeAlias = "memoryview[float]"
 
