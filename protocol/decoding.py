@@ -31,7 +31,8 @@ UNSUPPORTED = frozenset(
 _OPAQUE = frozenset({"parameters", "schema", "json", "arguments"})  # fields with free-form JSON, where null is a value
 MAX_ENTRIES = 200_000  # maximum objects, lists and fields per request, because parsing them is slow
 _MARKS = (b"{", b"[", b":")  # each object, list or field has one of these bytes
-_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+JSON_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_LONG_NUMBER = re.compile(rb"\d[\d.]{16}")  # may have more digits than a float holds
 _MEDIA = {"image_url": "Image", "input_audio": "Audio", "file": "File"}  # content parts that only some clouds accept
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAX_NESTED = 8  # maximum depth at which nulls are dropped; tool calls in messages are this deep
@@ -42,16 +43,31 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 R = TypeVar("R")
 
 
-def read_object(body: bytes) -> dict[str, Any]:
-    """Decode a JSON object. Raises InvalidRequestError."""
+def read_object(body: bytes, *, exact: str = "") -> dict[str, Any]:
+    """Decode a JSON object. Raises InvalidRequestError.
+
+    If `body` holds numbers that a float would round, the values of all members named `exact` stay raw JSON.
+    """
     check_entries(body)
     try:
-        return msgspec.json.decode(body, type=dict[str, Any])
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+        return decode_keeping(body, exact) if exact and _LONG_NUMBER.search(body) else fields
     except msgspec.ValidationError as error:
         fault = "holds a number out of range" if "out of range" in str(error) else "must be a JSON object"
         raise invalid_field(_param_of(str(error)), f"The request body {fault}.") from error
     except UNREADABLE as error:
         raise unreadable(body, error) from error
+
+
+def decode_keeping(raw: bytes, name: str) -> Any:
+    """Decode JSON, but keep the value of each member `name` as raw JSON. Raises the exceptions in UNREADABLE."""
+    first = raw.lstrip()[:1]
+    if first == b"{":
+        members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        return {key: value if key == name else decode_keeping(bytes(value), name) for key, value in members.items()}
+    if first == b"[":
+        return [decode_keeping(bytes(value), name) for value in msgspec.json.decode(raw, type=list[msgspec.Raw])]
+    return msgspec.json.decode(raw)
 
 
 def unreadable(body: bytes, error: Exception) -> InvalidRequestError:
@@ -85,12 +101,17 @@ def check_entries(body: bytes) -> None:
     if len(body) <= MAX_ENTRIES or len(body) - len(body.translate(None, b'{[:"')) <= MAX_ENTRIES:
         return
     quotes = body.count(b'"') - body.count(b'\\"')  # without escaped quotes, approximately
-    marks = sum(map(body.count, _MARKS))  # also counts marks inside strings
-    if quotes > 4 * MAX_ENTRIES or (marks > MAX_ENTRIES and sum(map(_TEXT.sub(b"", body).count, _MARKS)) > MAX_ENTRIES):
+    if quotes > 4 * MAX_ENTRIES or (
+        _num_marks(body) > MAX_ENTRIES and _num_marks(JSON_STRING.sub(b"", body)) > MAX_ENTRIES
+    ):
         raise RequestTooLargeError(
             f"The request body holds more than {MAX_ENTRIES} objects, lists and fields, or more than "
             f"{2 * MAX_ENTRIES} strings: send fewer."
         )
+
+
+def _num_marks(body: bytes) -> int:
+    return sum(map(body.count, _MARKS))
 
 
 def decode(body: bytes, kind: type[R]) -> R:

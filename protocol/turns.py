@@ -63,6 +63,6 @@ def _whole_call(call: Any, otherwise: str, has_custom_tools: bool) -> Any:
     function = object_of(whole.get("function"))
     arguments = function.get("arguments")
     if function and not isinstance(arguments, str):
-        text = "{}" if arguments is None else msgspec.json.encode(arguments).decode()
-        whole = {**whole, "function": {**function, "arguments": text}}
+        text = msgspec.json.encode(arguments).decode()
+        whole = {**whole, "function": {**function, "arguments": "{}" if text == "null" else text}}
     return call if not whole else whole if whole.get("id") else {**whole, "id": otherwise}

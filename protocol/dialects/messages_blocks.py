@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, cast
 
+import msgspec
+
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.lenient_json import object_of
 from .chat_chunks import content_of
@@ -86,7 +88,9 @@ def _assistant(blocks: list[Block], param: str) -> Block:
 
 
 def _call(block: Block, param: str) -> Block:
-    function = {"name": _text(block, "name", param), "arguments": block.get("input")}
+    given = block.get("input")
+    arguments = given if given is None or isinstance(given, str) else msgspec.json.encode(given).decode()
+    function = {"name": _text(block, "name", param), "arguments": arguments}
     return {"id": block.get("id"), "type": "function", "function": function}
 
 

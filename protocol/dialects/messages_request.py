@@ -82,7 +82,7 @@ def read_messages_request(fields: Mapping[str, Any]) -> MessagesRequest:
 
 def read_message(body: bytes) -> tuple[MessagesRequest, bytes]:
     """Parse a request. Return it with the body of the equivalent chat request. Raises InvalidRequestError."""
-    asked = read_messages_request(read_object(body))
+    asked = read_messages_request(read_object(body, exact="input"))
     return asked, msgspec.json.encode(chat_body(asked))
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from ..decoding import UNREADABLE
+from ..decoding import JSON_STRING, UNREADABLE, decode_keeping
 from ..errors import (
     AuthenticationError,
     InvalidRequestError,
@@ -28,6 +28,7 @@ _MAX_MESSAGE, _MAX_EXCERPT = 2000, 300  # maximum characters of an error message
 _MAX_NESTED = 4  # maximum nesting depth in the search for an error message
 _MESSAGES = ("message", "error", "detail", "msg", "errors", "title", "description", "error_description")
 _LINE_ENDS = bytes.maketrans(b"\n\r", b"  ")  # valid JSON has line ends only between tokens
+_CONTROLS = re.compile(rb"[\x00-\x1f]")  # JSON strings must escape these characters
 _OTHER_LINE_ENDS = tuple((end.encode(), b"\\u%04x" % ord(end)) for end in "\x85\u2028\u2029")
 _KINDS = (AuthenticationError, PermissionDeniedError, NotFoundError, RateLimitError, OverloadedError)
 _ERRORS: dict[int, type[UpdraftError]] = {
@@ -55,19 +56,9 @@ def json_of(raw: bytes, *, exact: bool = False) -> Any:
 def json_keeping(raw: bytes, name: str) -> Any:
     """Decode like `json_of`, but keep the value of each member `name` as raw JSON, so that no number is rounded."""
     try:
-        return _keeping(raw.removeprefix(b"\xef\xbb\xbf"), name)
+        return decode_keeping(raw.removeprefix(b"\xef\xbb\xbf"), name)
     except UNREADABLE:
         return json_of(raw, exact=True)
-
-
-def _keeping(raw: bytes, name: str) -> Any:
-    first = raw.lstrip()[:1]
-    if first == b"{":
-        members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        return {key: value if key == name else _keeping(bytes(value), name) for key, value in members.items()}
-    if first == b"[":
-        return [_keeping(bytes(value), name) for value in msgspec.json.decode(raw, type=list[msgspec.Raw])]
-    return msgspec.json.decode(raw)
 
 
 def json_bytes(value: Any) -> bytes:
@@ -100,9 +91,15 @@ def standard_json(raw: bytes) -> bytes:
 
 
 def raw_object(text: str) -> msgspec.Raw | None:
-    """Return the JSON object in `text` unchanged but on one line; `{}` for blank text; None if not an object."""
+    """Return the JSON object in `text` unchanged but on one line; `{}` for blank text; None if not an object.
+
+    Some models write line ends and tabs unescaped in strings. These characters are escaped, so that the strings keep
+    them.
+    """
     text = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")  # joins halves of surrogate pairs
-    raw = (text if text.strip() else "{}").encode(errors="backslashreplace").translate(_LINE_ENDS)
+    raw = (text if text.strip() else "{}").encode(errors="backslashreplace")
+    if _CONTROLS.search(raw):
+        raw = JSON_STRING.sub(lambda string: _CONTROLS.sub(_escaped, string[0]), raw).translate(_LINE_ENDS)
     try:
         msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         return msgspec.Raw(raw)
@@ -113,6 +110,10 @@ def raw_object(text: str) -> msgspec.Raw | None:
     except ValueError:
         return None
     return msgspec.Raw(json_bytes(value)) if isinstance(value, dict) else None
+
+
+def _escaped(control: re.Match[bytes]) -> bytes:
+    return b"\\u%04x" % ord(control[0])
 
 
 def _finite(number: str) -> float | None:

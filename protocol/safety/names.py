@@ -1,15 +1,16 @@
-"""Length limits for names in requests, since names are quoted in errors, stored in rows and compared often."""
+"""Checks of names in requests: lengths, since names are quoted and stored, and spellings of fields."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 from ..errors import UnsupportedFeatureError, invalid_field
 from ..hints import object_of
 
 MAX_NAME = 256  # maximum characters of a model's or tool's name
+_MAX_SHOWN = 100  # maximum characters of a field's name in an error
 _MAX_LABEL = 1024  # maximum characters of a caller's or request's identifier
 _MAX_VALUE, _MAX_PAIRS = 4096, 128  # metadata: maximum characters per value, and maximum pairs
 _BOUNDS = {
@@ -29,6 +30,17 @@ def check_models(fields: Iterable[str]) -> None:
     if name := next(filter(_FURTHER_MODELS.fullmatch, fields), None):
         shown = name[:MAX_NAME]
         raise UnsupportedFeatureError(f"The field {shown!r} names further models: send one `model` only.", param=shown)
+
+
+def check_spelling(fields: Iterable[str], known: Collection[str], prefix: str = "") -> None:
+    """Refuse `Model` for `model`, since Go's JSON decoder reads both. `prefix`: path of the fields' object.
+
+    Raises InvalidRequestError.
+    """
+    for name in fields:
+        if name not in known and (usual := name.casefold()) in known:
+            shown = (prefix + name)[:_MAX_SHOWN]
+            raise invalid_field(shown, f"The field {shown!r} must be spelled {prefix + usual!r}.")
 
 
 def check_names(fields: Mapping[str, Any]) -> None:

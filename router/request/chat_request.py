@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ...accounting.token_estimate import LENGTH_FIELDS, NESTED, THINKING
 from ...protocol.decoding import convert, read_object, read_switches
 from ...protocol.dialects.opaque_state import restored
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError, invalid_value
@@ -23,7 +24,7 @@ from ...protocol.requests import (
     check_message_count,
     read_chat,
 )
-from ...protocol.safety.names import check_names
+from ...protocol.safety.names import check_names, check_spelling
 from ...protocol.structured import ignored
 from ...protocol.turns import whole_turns
 from .json_narrowing import object_of, table, tables
@@ -33,6 +34,9 @@ _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1
 _UNBOUNDED = {"max_tokens": (-1,), "max_completion_tokens": (-1,)}
 #: Fields whose contents have other types on some servers. A wrong type in these is no error if a cloud can answer.
 _OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs", "json_schema", "grammar")
+
+#: Names of fields that no request may spell differently.
+_KNOWN = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *LENGTH_FIELDS))
 
 RequestedTier = Literal["auto", "local", "cloud"]
 _UNSEEN = "\u200b\u2060\ufeff"  # zero-width blanks
@@ -112,8 +116,16 @@ def read_model(body: bytes) -> tuple[dict[str, Any], str]:
     model: Any = decoded.get("model")
     if not isinstance(model, str):
         raise InvalidRequestError("model is required: auto, local or cloud.", param="model", code="invalid_value")
-    check_names(decoded)
+    check_fields(decoded)
     return decoded, model
+
+
+def check_fields(fields: Mapping[str, Any]) -> None:
+    """Check names in a request, and the spelling of fields that change the cost. Raises InvalidRequestError."""
+    check_names(fields)
+    check_spelling(fields, _KNOWN)
+    for name in (*NESTED, *THINKING):
+        check_spelling(object_of(fields.get(name)), (*LENGTH_FIELDS, *THINKING.values()), f"{name}.")
 
 
 def read_routing_request(

@@ -14,13 +14,19 @@ from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ...protocol.http.forwarding import forwarded
 from ...protocol.http.wire import WireRequest
 from ...protocol.responses import MAX_TOKENS
-from ...protocol.safety.names import check_names
 from ..accounting.request_record import RequestRecord
 from ..cascade.cloud_call import cloud_call
 from ..cascade.escalation import Escalation
 from ..gates.gates import GateDecision
 from ..gates.rules import Ruling
-from ..request.chat_request import RequestedTier, RoutingRequest, check_private, take_options, take_unknown_hints
+from ..request.chat_request import (
+    RequestedTier,
+    RoutingRequest,
+    check_fields,
+    check_private,
+    take_options,
+    take_unknown_hints,
+)
 from ..request.json_narrowing import object_in
 from ..state import RouterState
 from ..tiers.cloud import json_content
@@ -99,7 +105,7 @@ def read_any_model(request: WireRequest) -> tuple[dict[str, Any], str]:
         model = read_upload(kind, request.body).model
         return {"model": model, "file": {"of": "a form"}}, model  # a placeholder that privacy rules treat as unreadable
     body = read_object(request.body)
-    check_names(body)
+    check_fields(body)
     named: Any = body.get("model", "auto")
     if not isinstance(named, str):
         raise InvalidRequestError("model must be a string.", param="model", code="invalid_value")

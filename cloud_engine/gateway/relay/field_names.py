@@ -1,6 +1,6 @@
 """Validation of a request's field names: no duplicates and no variant spellings, so that gateway and node agree.
 
-Go's JSON decoder reads `Model` as `model`, and servers differ on whether the first or last duplicate counts.
+Servers differ on whether the first or last duplicate counts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 from ....protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ....protocol.requests import ChatRequest, CompletionRequest
-from ....protocol.safety.names import check_models
+from ....protocol.safety.names import check_models, check_spelling
 from .usage import UsageOptions
 
 _NAME = re.compile(rb'\s*("(?:[^"\\]|\\.)*+")\s*:\s*', re.DOTALL)
@@ -51,9 +51,7 @@ def checked_names(body: bytes, known: frozenset[str]) -> Iterable[str]:
 
 def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgspec.Raw]:
     fields = _FIELDS.decode(value)
-    for name in fields:
-        if name not in known and (usual := name.casefold()) in known:
-            raise _refused(prefix + name, f"must be spelled {prefix + usual!r}")
+    check_spelling(fields, known, prefix)
     if len(msgspec.json.encode(fields)) != len(value) and _python_json(fields) != value:
         _check_once(value, fields, known, prefix)  # if the length is equal, re-encoding dropped no duplicate
     return fields

@@ -34,7 +34,7 @@ async def count_tokens(context: RequestContext) -> WireResponse:
 
 def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
     """Return the request, and the equivalent chat request without Anthropic's headers."""
-    fields = read_object(request.body)
+    fields = read_object(request.body, exact="input")
     asked = read_messages_request(fields)
     own = {name: text for name, text in request.headers.items() if name == "anthropic-beta"}
     headers = {name: value for name, value in request.headers.items() if not name.startswith("anthropic-")}

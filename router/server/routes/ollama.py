@@ -40,13 +40,14 @@ _API_VERSION = "0.13.0"
 
 async def answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaGenerate]) -> WireResponse:
     request = context.request
-    asked = await off_event_loop(request.body, lambda: read_ollama_request(read_object(request.body), kind))
+    body = request.body
+    asked = await off_event_loop(body, lambda: read_ollama_request(read_object(body, exact="arguments"), kind))
     converter = OllamaAnswer(asked)
     if not asked.messages:
         (await context.router.names()).card(model_name(asked.model))
         return WireResponse.json(converter.loaded())
-    body = await off_event_loop(request.body, lambda: msgspec.json.encode(chat_body(asked)))
-    wire = replace(request, body=body, hints=asked.hints, names=asked.names)
+    chat_request = await off_event_loop(body, lambda: msgspec.json.encode(chat_body(asked)))
+    wire = replace(request, body=chat_request, hints=asked.hints, names=asked.names)
     is_bare = isinstance(asked, OllamaGenerate) and asked.is_bare
 
     def in_ollamas_form(made: WireResponse) -> WireResponse:

@@ -127,6 +127,15 @@ def of_ollama(body: Any) -> tuple[str, list[Any], Any]:
     return body["message"]["content"], [each["function"]["arguments"] for each in calls], body["done_reason"]
 
 
+@pytest.mark.parametrize(("path", "stream"), [("/v1/messages", False), ("/api/chat", False), ("/api/chat", True)])
+def test_line_ends_in_strings_of_arguments(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, stream: bool
+) -> None:
+    calls = {"content": None, "tool_calls": [call('{"code":\n"if x:\n\ty()\r\n"}', index=0)]}
+    cloud.says(events(calls, finish="tool_calls") if stream else whole(calls, "tool_calls"))
+    assert ask(http, path, stream=stream)[1] == [{"code": "if x:\n\ty()\r\n"}]
+
+
 @EVERYWHERE
 @BOTH
 def test_calls_that_all_have_the_index_0(http: httpx.Client, cloud: ScriptedProvider, path: str, stream: bool) -> None:
@@ -308,6 +317,47 @@ def test_an_answer_whose_tokens_all_went_into_thoughts(
 
 VECTOR = [0.5, -1.25, 3.0, 0.0]
 PACKED = base64.b64encode(struct.pack("<4f", *VECTOR)).decode()
+
+
+EXACT = '{"total": 12345678901234567890123.5}'
+
+
+@pytest.mark.parametrize(
+    ("path", "turn"),
+    [
+        ("/v1/messages", '{"content": [{"type": "tool_use", "id": "t", "name": "read", "input": %s}]'),
+        ("/api/chat", '{"content": "", "tool_calls": [{"function": {"name": "read", "arguments": %s}}]'),
+    ],
+)
+def test_numbers_in_earlier_arguments_keep_their_digits(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, turn: str
+) -> None:
+    cloud.says(whole({"content": "Oslo"}, "stop"))
+    asked = json.dumps({"model": "cloud", "stream": False, **ASKED[path], "messages": [*HELLO, "TURN", *HELLO]})
+    body = asked.replace('"TURN"', turn % EXACT + ', "role": "assistant"}')
+    assert http.post(path, content=body).status_code == 200
+    assert cloud.asked[-1].body["messages"][1]["tool_calls"][0]["function"]["arguments"] == EXACT
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "usual"),
+    [
+        ("/v1/chat/completions", "Max_Tokens", "max_tokens"),
+        ("/v1/chat/completions", "Model", "model"),
+        ("/v1/chat/completions", "N", "n"),
+        ("/v1/completions", "Best_Of", "best_of"),
+        ("/v1/images/generations", "N", "n"),
+    ],
+)
+def test_fields_that_change_the_cost_have_one_spelling(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, name: str, usual: str
+) -> None:
+    count = len(cloud.asked)
+    reply = http.post(path, json={"model": "cloud", "messages": HELLO, "prompt": "hello", name: 50})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+    assert f"must be spelled {usual!r}" in reply.json()["error"]["message"]
+    nested = http.post(path, json={"model": "cloud", "messages": HELLO, "options": {"Num_Predict": 50}})
+    assert (nested.status_code, len(cloud.asked)) == (400, count)
 
 
 @pytest.mark.parametrize("sent", [VECTOR, PACKED])
