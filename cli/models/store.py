@@ -79,8 +79,8 @@ def obtain(
         with _reporting(spec.name) as report:
             return fetch(library, spec, report=report)
     except KeyboardInterrupt:
-        after = "resumes the download" if spec.can_continue else "starts again from the beginning"
-        output.secho(f"Interrupted. The same command {after}.", err=True)
+        advice = "Repeat the command to resume." if spec.can_continue else "Repeat the command to start again."
+        output.secho(f"Interrupted. {advice}", err=True)
         raise typer.Exit(130) from None
 
 

@@ -53,7 +53,7 @@ def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgs
     fields = _FIELDS.decode(value)
     for name in fields:
         if name not in known and (usual := name.casefold()) in known:
-            raise _refused(prefix + name, f"must be spelled {prefix + usual!r}")
+            raise _refused(prefix + name, f"write the name as {prefix + usual!r}")
     if len(msgspec.json.encode(fields)) != len(value) and _python_json(fields) != value:
         _check_once(value, fields, known, prefix)  # if the length is equal, re-encoding dropped no duplicate
     return fields
@@ -70,15 +70,15 @@ def _check_once(value: bytes, fields: dict[str, msgspec.Raw], known: frozenset[s
     while (written := _NAME.match(value, at)) is not None:
         name: str = msgspec.json.decode(written[1])
         if name in known and b"\\" in written[1]:
-            raise _refused(prefix + name, "must be spelled without escapes")
+            raise _refused(prefix + name, "write the name without escapes")
         given = bytes(fields[name])
         end = _END.match(value, written.end() + len(given))
         if name in seen or not value.startswith(given, written.end()) or end is None:
-            raise _refused(prefix + name, "is given twice: send it once")
+            raise _refused(prefix + name, "send the field only once")
         seen.add(name)
         at = end.end()
 
 
 def _refused(name: str, fault: str) -> InvalidRequestError:
     shown = name[:_MAX_SHOWN]
-    return InvalidRequestError(f"The field {shown!r} {fault}.", param=shown, code="invalid_value")
+    return InvalidRequestError(f"The field {shown!r} is refused: {fault}.", param=shown, code="invalid_value")

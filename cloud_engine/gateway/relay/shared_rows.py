@@ -21,7 +21,7 @@ _OTHER = "other"  # replaces the first label of names beyond the maximum of thei
 _FREE = 0xFF  # first byte of a released slot; no name starts with it
 
 Name = tuple[str, ...]
-"""The kind, followed by the label values."""
+"""Name of a metric: its kind, followed by the values of its labels."""
 
 Numbers: TypeAlias = "memoryview[float]"
 
