@@ -58,9 +58,9 @@ class SamplingParams:
     repetition_detection: bool = True
 
     def __post_init__(self) -> None:
-        for name, holds, wanted in _RANGES:
-            value = getattr(self, name)
-            check_value(value is None or holds(value), f"{name} must be {wanted}", value)
+        for rule, holds in _RANGES:
+            value = getattr(self, rule.partition(" must be ")[0])
+            check_value(value is None or holds(value), rule, value)
         check_value(len(self.logit_bias) <= 1024, "logit_bias must be at most 1024 tokens", len(self.logit_bias))
         for _, bias in self.logit_bias:
             check_value(-100 <= bias <= 100, "logit_bias must be between -100 and 100", bias)
@@ -145,16 +145,17 @@ class SamplingDefaults:
 #: The model's unmodified distribution, for weights that come without model files.
 PLAIN_SAMPLING = SamplingDefaults(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
-_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    ("max_tokens", lambda value: 1 <= value < 2**31, "at least 1, and below 2**31"),
-    ("temperature", lambda value: 0 <= value <= 2, "between 0 and 2"),
-    ("top_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    ("top_k", lambda value: 0 <= value < 2**31, "0 (off) or more, and below 2**31"),
-    ("min_p", lambda value: 0 <= value < 1, "at least 0 and below 1"),
-    ("typical_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    ("repetition_penalty", lambda value: 0.01 <= value <= 2, "between 0.01 and 2"),
-    ("frequency_penalty", lambda value: -2 <= value <= 2, "between -2 and 2"),
-    ("presence_penalty", lambda value: -2 <= value <= 2, "between -2 and 2"),
+#: Rules, which begin with the name of a parameter, and their checks.
+_RANGES: tuple[tuple[str, Callable[[float], bool]], ...] = (
+    ("max_tokens must be at least 1, and below 2**31", lambda value: 1 <= value < 2**31),
+    ("temperature must be between 0 and 2", lambda value: 0 <= value <= 2),
+    ("top_p must be above 0 and at most 1", lambda value: 0 < value <= 1),
+    ("top_k must be 0 (off) or more, and below 2**31", lambda value: 0 <= value < 2**31),
+    ("min_p must be at least 0 and below 1", lambda value: 0 <= value < 1),
+    ("typical_p must be above 0 and at most 1", lambda value: 0 < value <= 1),
+    ("repetition_penalty must be between 0.01 and 2", lambda value: 0.01 <= value <= 2),
+    ("frequency_penalty must be between -2 and 2", lambda value: -2 <= value <= 2),
+    ("presence_penalty must be between -2 and 2", lambda value: -2 <= value <= 2),
 )
 
 
