@@ -113,4 +113,4 @@ def _check_adapters(adapters: object) -> None:
 
 
 def _wrong(rule: str, value: object) -> InvalidRequestError:
-    return InvalidRequestError(f"{rule}, got {value!r}.", param=rule.partition(" must be ")[0], code="invalid_value")
+    return InvalidRequestError(f"{rule}, got {value!r}.", param=rule.partition(" must ")[0], code="invalid_value")

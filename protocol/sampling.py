@@ -59,7 +59,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for rule, holds in _RANGES:
-            value = getattr(self, rule.partition(" must be ")[0])
+            value = getattr(self, rule.partition(" must ")[0])
             check_value(value is None or holds(value), rule, value)
         check_value(len(self.logit_bias) <= 1024, "logit_bias must be at most 1024 tokens", len(self.logit_bias))
         for _, bias in self.logit_bias:
@@ -162,4 +162,4 @@ _RANGES: tuple[tuple[str, Callable[[float], bool]], ...] = (
 def check_value(holds: bool, rule: str, got: object) -> None:
     """Raise InvalidRequestError unless `holds`. `rule`: a sentence such as "top_p must be above 0"."""
     if not holds:  # also true for NaN, which fails every comparison
-        raise invalid_field(rule.partition(" must be ")[0], f"{rule}, got {got!r:.100}.")
+        raise invalid_field(rule.partition(" must ")[0], f"{rule}, got {got!r:.100}.")

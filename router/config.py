@@ -425,4 +425,4 @@ def _checked_cloud(
 
 def _check(holds: bool, rule: str) -> None:
     if not holds:  # also false for NaN, which fails every comparison
-        raise ConfigurationError(f"{rule}.", param=rule.partition(" must be ")[0])
+        raise ConfigurationError(f"{rule}.", param=rule.partition(" must ")[0])

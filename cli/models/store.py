@@ -185,7 +185,7 @@ def _introduce(spec: DownloadSpec, free: int, library: Library) -> None:
         "model": spec.name,
         "from": spec.source,
         "size": "unknown" if spec.size is None else _size(spec.size),
-        "licence": spec.licence or "not stated: see its source",
+        "licence": spec.licence or "not stated: see the model's source",
         "sha256": spec.sha256 or "not published: the hash of the downloaded file is recorded",
         "to": f"{library.folder} ({_size(free)} free)",
     }

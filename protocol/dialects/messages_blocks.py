@@ -121,7 +121,7 @@ def _data_url(source: Block, param: str) -> str:
 def _text(block: Block, name: str, param: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise invalid_value(f"{param}.{name}", "must be a string")
+        raise invalid_value(f"{param}.{name}", "the value must be a string")
     return value
 
 

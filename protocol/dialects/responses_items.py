@@ -108,7 +108,7 @@ def _full(item: Item, param: str) -> Item:
             full["call_id"] = item.get("call_id") or full["id"]
         for name in _CALL_FIELDS.get(kind, ("call_id",)):
             if not isinstance(full.get(name), str):
-                raise invalid_value(f"{param}.{name}", "must be a string")
+                raise invalid_value(f"{param}.{name}", "the value must be a string")
     return full
 
 

@@ -303,4 +303,4 @@ def _today() -> int:
 
 def _check(holds: bool, rule: str) -> None:
     if not holds:
-        raise ConfigurationError(f"{rule}.", param=rule.partition(" must be ")[0])
+        raise ConfigurationError(f"{rule}.", param=rule.partition(" must ")[0])

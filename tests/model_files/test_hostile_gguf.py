@@ -291,7 +291,7 @@ def test_a_chat_template_that_wants_all_memory(tmp_path, file) -> None:
     """One text fits, and one exceeds the memory: filling all memory could take longer than a template's one second."""
     many = b"{% set n = namespace(x=[]) %}{% for i in (20, 30) %}{% set n.x = n.x + ['a' * 2**i] %}{% endfor %}"
     file.put(b"tokenizer.chat_template", Value(STRING, text(many)))
-    with pytest.raises(ModelLoadError, match="rendering takes more memory than 512 MB"):
+    with pytest.raises(ModelLoadError, match="the template takes more memory than 512 MB"):
         ensure_loadable(written(tmp_path, file.build()))
     file.put(b"tokenizer.chat_template", Value(STRING, text(b"{{ raise_exception('not so') }}")))
     ensure_loadable(written(tmp_path, file.build()))

@@ -31,7 +31,7 @@ def main() -> None:
     setup: dict[str, Any] = json.loads(first)
     limits = RenderLimits(**setup["limits"])
     program = _Program(setup["source"], limits.output_characters)
-    why = f"rendering takes more memory than {limits.memory_bytes // 2**20} MB"
+    why = f"the template takes more memory than {limits.memory_bytes // 2**20} MB"
     no_memory = encoded(asdict(RenderResult(failure="stopped", why=why)))
     limit_memory(limits.memory_bytes)
     while message := sandbox.receive():

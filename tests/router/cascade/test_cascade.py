@@ -179,7 +179,7 @@ def test_a_request_may_state_a_confidence_and_no_target_that_nothing_keeps(bench
                 error = (await b.answer(updraft=wrong))["error"]
                 assert error["param"] == param, error
             for wrong in (7, "x", []):
-                assert (await b.answer(updraft=wrong))["error"]["message"] == "updraft: must be an object."
+                assert (await b.answer(updraft=wrong))["error"]["message"] == "updraft: the value must be an object."
             assert "error" not in await b.answer(updraft={})
         for has_local in (True, False):
             async with bench(NoPolicyGates(), has_local=has_local) as b:
