@@ -62,8 +62,8 @@ def check_other_load(machine: Machine) -> Check:
     time.sleep(_WATCH_S)
     after = usage()
     other_load = max(0.0, (after.busy - before.busy - (after.own - before.own)) / (after.wall - before.wall))
-    others = f"other processes use {other_load:.1f} of {machine.processors} processors"
-    facts = f"the engine uses at most {machine.threads} threads; {others}"
+    load = f"other processes use {other_load:.1f} of {machine.processors} processors"
+    facts = f"the engine uses at most {machine.threads} threads; {load}"
     if int(machine.processors - other_load + _BUSY) < machine.threads:
         return Check("threads", "warn", facts, "stop other processes: the engine uses fewer threads while they run")
     return Check("threads", "ok", facts)

@@ -68,7 +68,7 @@ class NativeContinuation:
         """
         rows, (vocabulary, size) = len(first), self._head.shape
         if rows != passes.live[0] or not all(0 <= token < vocabulary for token in first):
-            raise ConfigurationError(f"Continuation needs {passes.live[0]} first token ids below {vocabulary}.")
+            raise ConfigurationError(f"Continuation needs {passes.live[0]} token ids below {vocabulary}.")
         hidden = torch.empty(rows, size, dtype=self._head.dtype)
         logits = torch.empty(rows, vocabulary, dtype=self._head.dtype)
         self._decoder.check(hidden, len(passes.row), rotations, attention)
