@@ -106,7 +106,7 @@ def granted(wanted: TokenDemand, claims: Sequence[Claim], usages: Sequence[Accou
 
 def renewal(ends: float, now: float) -> tuple[str, float]:
     """Return the end of a budget's period as a clause for messages, and the seconds from `now` until then."""
-    return f"it renews at {datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC", max(0.0, ends - now)
+    return f"the budget renews at {datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC", max(0.0, ends - now)
 
 
 def used(claim: Claim, value: float, now: float) -> float:

@@ -142,7 +142,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _entries(table: Any) -> Sequence[DatedPrice]:
     """Return the entries of a decoded table. Raises msgspec.ValidationError for an unknown format."""
     if not isinstance(table, dict) or not table:
-        raise msgspec.ValidationError("it contains no prices: add [[prices]] entries with model, input and output")
+        raise msgspec.ValidationError("the table has no prices: add [[prices]] entries with model, input and output")
     if "prices" not in table:
         public = _public(msgspec.convert(table, dict[str, _PublicPrice]))
         if not public:

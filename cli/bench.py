@@ -300,7 +300,7 @@ def gateway(
     try:
         counts = tuple(int(count) for count in concurrencies.split(","))
     except ValueError as error:
-        raise typer.BadParameter("must be comma-separated numbers", param_hint="--concurrencies") from error
+        raise typer.BadParameter("the value must be comma-separated numbers", param_hint="--concurrencies") from error
     bench_options = GatewayBenchOptions(counts, streams, duration_s, memory_duration_s, litellm_python)
     config = {
         "concurrencies": counts,

@@ -142,7 +142,7 @@ def revoke(key: Which, keys: KeyFile = None, as_json: json_output.Flag = False) 
     record = _database(keys).revoke(key, _actor())
     name, key_id = record.principal.name, record.principal.key_id
     facts = {"id": key_id, "name": name, "revoked": True}
-    json_output.tell(facts, f"{name} ({key_id}) is revoked.", as_json=as_json)
+    json_output.tell(facts, f"The key {name} ({key_id}) is revoked.", as_json=as_json)
 
 
 @app.command()

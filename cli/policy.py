@@ -224,7 +224,7 @@ class _Policy:
 
         identity, name = policy.local_model, policy.card.models["local"]
         if identity is None:
-            return [Check("model", "warn", f"the policy does not record its file of {name}", _FRESH)]
+            return [Check("model", "warn", f"the policy does not record the model file of {name}", _FRESH)]
         if (served := self._served_check(policy.card.models, identity, whole)) is not None:
             return [served]
         if (file := self._model_file(name)) is None:

@@ -75,7 +75,7 @@ def fit(calibration: Path, test: list[GradedRow], date: str, folder: Path) -> tu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, default=Path("out"), help="folder with small/model and large/model")
-    parser.add_argument("--keep-models", action="store_true", help="use the packed models as they are")
+    parser.add_argument("--keep-models", action="store_true", help="use the packed models unchanged")
     parser.add_argument("--weights", type=Path, default=pocket.WEIGHTS, help="folder to write")
     # The kinds have equal shares up to 12,000 tasks; beyond that, small kinds run out of distinct questions.
     parser.add_argument("--calibration", type=int, default=6000, help="number of calibration tasks")
@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument(
         "--outcomes", type=Path, help="folder with calibration.jsonl and test.jsonl (default: out/outcomes)"
     )
-    parser.add_argument("--date", default="", help="date to record in the cards")
+    parser.add_argument("--date", default="", help="date to record in the model cards")
     args = parser.parse_args()
     store = args.outcomes or args.models / "outcomes"
     if not args.keep_models:

@@ -77,13 +77,13 @@ class LocalOptions:
             if value is None and name not in ("max_waiting", "default_max_tokens"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise _wrong(name, f"a whole number of {least:,} to {most:,}", value)
+                raise _wrong(f"{name} must be a whole number of {least:,} to {most:,}", value)
         for name, (kind, expected) in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
-                raise _wrong(name, expected, getattr(self, name))
+                raise _wrong(f"{name} must be {expected}", getattr(self, name))
         _check_adapters(self.adapters)
         if self.kv_cache_type not in (None, "f32", "f16", *QUANTIZED):
-            raise _wrong("kv_cache_type", "f32, f16, q8_0 or q4_0", self.kv_cache_type)
+            raise _wrong("kv_cache_type must be f32, f16, q8_0 or q4_0", self.kv_cache_type)
         if self.kv_cache_type in QUANTIZED and self.flash_attention is False:
             raise InvalidRequestError(
                 f"A KV cache of type {self.kv_cache_type} needs flash attention: do not set flash_attention to False.",
@@ -103,14 +103,14 @@ def adapter_of(text: str) -> LoraAdapter:
 
 def _check_adapters(adapters: object) -> None:
     if not isinstance(adapters, tuple | list):
-        raise _wrong("adapters", "a tuple of LoraAdapter", adapters)
+        raise _wrong("adapters must be a tuple of LoraAdapter", adapters)
     for adapter in cast(Sequence[object], adapters):
         if not isinstance(adapter, LoraAdapter) or not isinstance(adapter.path, str | Path):
-            raise _wrong("adapters", "a tuple of LoraAdapter, each with the path of its file", adapter)
+            raise _wrong("adapters must be a tuple of LoraAdapter, each with the path of its file", adapter)
         scale: object = adapter.scale
         if not isinstance(scale, int | float) or not math.isfinite(scale):
-            raise _wrong("adapters", f"a tuple of LoraAdapter with finite scales ({adapter.path})", scale)
+            raise _wrong(f"adapters must be a tuple of LoraAdapter with finite scales ({adapter.path})", scale)
 
 
-def _wrong(name: str, expected: str, value: object) -> InvalidRequestError:
-    return InvalidRequestError(f"{name} must be {expected}, got {value!r}.", param=name, code="invalid_value")
+def _wrong(rule: str, value: object) -> InvalidRequestError:
+    return InvalidRequestError(f"{rule}, got {value!r}.", param=rule.partition(" must ")[0], code="invalid_value")

@@ -46,9 +46,9 @@ def invalid_value(header: GgufHeader) -> str:
 def missing_part(header: GgufHeader) -> str:
     """Return the part that a valid file lacks to be a model, worded as the end of a sentence; empty for a model."""
     if header.metadata.get("general.type") == "adapter":
-        return "it is an adapter"
+        return "the file is an adapter"
     if "tokenizer.ggml.tokens" not in header.arrays and header.hyperparameter("vocab_size") is None:
-        return "it has no vocabulary"
+        return "the file has no vocabulary"
     return ""
 
 
@@ -58,60 +58,60 @@ def _out_of_range(header: GgufHeader) -> Iterator[str]:
         given = header.hyperparameter(name)
         per_layer = _items(given)
         if per_layer is not None and name != "block_count" and len(per_layer) != layers:
-            yield f"its {name} has {len(per_layer)} values for {layers} layers"
+            yield f"the field {name} has {len(per_layer)} values for {layers} layers"
         for value in (given,) if per_layer is None else per_layer:
             if value is not None and not (_is_integer(value) and least <= value <= most):
-                yield f"its {name} is {_shown(value)}; it must be {least:,} to {most:,}"
+                yield f"the field {name} is {_shown(value)}, but must be {least:,} to {most:,}"
     for name in _POSITIVE:
         value = header.hyperparameter(name)
         if value is not None and not (isinstance(value, float) and math.isfinite(value) and value > 0):
-            yield f"its {name} is {_shown(value)}"
+            yield f"the field {name} is {_shown(value)}, but must be a finite float above 0"
 
 
 def _temperature(header: GgufHeader) -> Iterator[str]:
     value = header.metadata.get("general.sampling.temp", 0.0)
     if not ((_is_integer(value) or isinstance(value, float)) and 0 <= value < math.inf):
-        yield f"its general.sampling.temp is {_shown(value)}"
+        yield f"the field general.sampling.temp is {_shown(value)}, but must be a finite number of at least 0"
 
 
 def _heads(header: GgufHeader) -> Iterator[str]:
     """Check the numbers of attention heads and experts, some of which llama.cpp uses as divisors."""
     heads, groups = header.hyperparameter("attention.head_count"), header.hyperparameter("attention.head_count_kv")
     if heads == 0 and any(".attn_q" in tensor.name for tensor in header.tensors):
-        yield "it has attention but its attention.head_count is 0"
+        yield "the model has attention, but its attention.head_count is 0"
     width = header.hyperparameter("embedding_length")
     if _is_integer(heads) and heads and _is_integer(width) and header.hyperparameter("attention.key_length") is None:
         if width % heads:
-            yield f"its embedding_length of {width} is not divisible by its {heads} heads"
+            yield f"the embedding_length of {width} is not divisible by the {heads} attention heads"
         rotated = header.hyperparameter("rope.dimension_count")
         if _is_integer(rotated) and rotated > width // heads:
-            yield f"its rope.dimension_count of {rotated} is more than the {width // heads} values of a head"
+            yield f"the rope.dimension_count of {rotated} is more than the {width // heads} values of a head"
     if _is_integer(heads) and _is_integer(groups) and groups and heads % groups:
-        yield f"its {heads} heads are not divisible by its {groups} key/value heads"
+        yield f"the {heads} attention heads are not divisible by the {groups} key/value heads"
     experts, used = (header.hyperparameter(name) or 0 for name in ("expert_count", "expert_used_count"))
     if _is_integer(experts) and _is_integer(used) and (used > experts or (experts and not used)):
-        yield f"it uses {used} of {experts} experts"
+        yield f"the field expert_used_count is {used}, but the model has {experts} experts"
 
 
 def _vocabulary(header: GgufHeader) -> Iterator[str]:
     """Check the vocabulary. llama.cpp reads one score and one type per token without checking the array lengths."""
     if header.metadata.get("tokenizer.ggml.model") in ("none", "no_vocab"):
-        yield "it has no vocabulary"
+        yield "the file has no vocabulary"
     for name in _OF_TEXT:
         array = header.arrays.get(name)
         if name in header.metadata or (array is not None and array.kind != _STRING):
-            yield f"its {name} is not a list of texts"
+            yield f"the field {name} is not a list of texts"
     tokens = header.arrays.get("tokenizer.ggml.tokens")
     if tokens is None:
         return
     if tokens.length == 0:
-        yield "its vocabulary is empty"
+        yield "the vocabulary is empty"
     for name, kinds in _PER_TOKEN.items():
         array = header.arrays.get(name)
         if name in header.metadata or (array is not None and array.kind not in kinds):
-            yield f"its {name} has the wrong type"
+            yield f"the field {name} has the wrong type"
         elif array is not None and array.length != tokens.length:
-            yield f"its {name} has {array.length:,} items for {tokens.length:,} tokens"
+            yield f"the field {name} has {array.length:,} items for {tokens.length:,} tokens"
 
 
 def _embedding(header: GgufHeader) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _embedding(header: GgufHeader) -> Iterator[str]:
     if table is None or tokens is None or not _is_integer(width):
         return
     if table.shape != (width, tokens.length):
-        yield f"its token_embd.weight has the shape {table.shape}, not {(width, tokens.length)}"
+        yield f"the tensor token_embd.weight has the shape {table.shape}, expected {(width, tokens.length)}"
 
 
 def _items(value: Any) -> tuple[Any, ...] | None:

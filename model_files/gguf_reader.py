@@ -46,7 +46,7 @@ def read_header(path: Path) -> GgufHeader:
     with _mapped(path) as data:
         header = _parse(_Reader(data))
         if header.data_end > len(data):
-            raise _UnusableError(f"it is truncated ({len(data):,} of {header.data_end:,} bytes)")
+            raise _UnusableError(f"the file is truncated ({len(data):,} of {header.data_end:,} bytes)")
         if wrong := invalid_value(header):
             raise _UnusableError(wrong)
     return header
@@ -86,7 +86,7 @@ def _mapped(path: Path) -> Iterator[mmap.mmap]:
     try:
         size = path.stat().st_size
         if path.is_dir() or size < 24:
-            raise _UnusableError("it is a folder" if path.is_dir() else f"it has only {size} bytes")
+            raise _UnusableError("the path is a folder" if path.is_dir() else f"the file has only {size} bytes")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             yield data
     except OSError as error:
@@ -113,8 +113,8 @@ class _Reader:
     def skip(self, length: int) -> None:
         self.position += length
         if self.position > self._end:
-            cut = self._end < _MAX_HEADER
-            raise _UnusableError("its header ends early" if cut else f"its header has more than {_MAX_HEADER:,} bytes")
+            too_long = f"the header has more than {_MAX_HEADER:,} bytes"
+            raise _UnusableError("the header ends early" if self._end < _MAX_HEADER else too_long)
 
     def string(self) -> str:
         length = self.scalar("Q")
@@ -123,12 +123,12 @@ class _Reader:
         try:
             return self._data[start : self.position].decode("utf-8")
         except UnicodeDecodeError as error:
-            raise _UnusableError("its header is garbled (text that is not UTF-8)") from error
+            raise _UnusableError("the header is garbled (text that is not UTF-8)") from error
 
     def count(self, what: str) -> int:
         number = self.scalar("Q")
         if number > _MAX_ENTRIES:
-            raise _UnusableError(f"it claims {number:,} {what}, more than any model has")
+            raise _UnusableError(f"the header claims {number:,} {what}, more than any model has")
         return number
 
     def value(self) -> Any:
@@ -139,7 +139,7 @@ class _Reader:
         if kind in _SCALARS:
             return self.scalar(_SCALARS[kind])
         if kind != _ARRAY:
-            raise _UnusableError(f"its header is garbled (value type {kind})")
+            raise _UnusableError(f"the header is garbled (a value of type {kind})")
         return self._array()
 
     def _array(self) -> GgufArray:
@@ -149,7 +149,7 @@ class _Reader:
             self.skip_strings(count)
             return GgufArray(kind, count, None, start)
         if kind not in _SCALARS:
-            raise _UnusableError(f"its header is garbled (an array of type {kind})")
+            raise _UnusableError(f"the header is garbled (an array of type {kind})")
         code = _SCALARS[kind]
         self.skip(count * struct.calcsize("<" + code))
         kept = struct.unpack_from(f"<{count}{code}", self._data, start) if count <= _MAX_KEPT else None
@@ -175,19 +175,19 @@ class _Reader:
 def _parse(reader: _Reader) -> GgufHeader:
     magic = struct.pack("<I", reader.scalar("I"))
     if magic != _MAGIC:
-        raise _UnusableError(f"it starts with {magic!r}, not with {_MAGIC!r}, so it is not a GGUF file")
+        raise _UnusableError(f"the file starts with {magic!r}, not with {_MAGIC!r}, so it is not a GGUF file")
     version = reader.scalar("I")
     if version not in (2, 3):
-        raise _UnusableError(f"its GGUF version is {version}; 2 and 3 are supported")
+        raise _UnusableError(f"the GGUF version is {version}; 2 and 3 are supported")
     tensor_count, value_count = reader.count("tensors"), reader.count("metadata values")
     metadata, arrays = _metadata(reader, value_count)
     if not isinstance(metadata.get("general.architecture"), str):
-        raise _UnusableError("it does not name its architecture")
+        raise _UnusableError("the header does not name the model's architecture")
     if tensor_count == 0:
-        raise _UnusableError("it holds a vocabulary but no weights")
+        raise _UnusableError("the file holds a vocabulary but no weights")
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or not 8 <= alignment <= 2**20 or alignment & (alignment - 1):
-        raise _UnusableError(f"its alignment is {alignment!r}")
+        raise _UnusableError(f"general.alignment must be a power of two from 8 to 2**20, not {alignment!r}")
     tensors = tuple(_tensor(reader, alignment) for _ in range(tensor_count))
     _refuse_duplicates("tensor", [tensor.name for tensor in tensors])
     data_start = math.ceil(reader.position / alignment) * alignment
@@ -201,7 +201,7 @@ def _metadata(reader: _Reader, count: int) -> tuple[dict[str, Any], dict[str, Gg
     for _ in range(count):
         key = reader.string()
         if not 0 < len(key) <= _MAX_KEY:
-            raise _UnusableError(f"its header has a key of {len(key)} characters")
+            raise _UnusableError(f"the header has a key of {len(key)} characters; 1 to {_MAX_KEY} are allowed")
         keys.append(key)
         values.append(reader.value())
     _refuse_duplicates("key", keys)
@@ -216,21 +216,21 @@ def _tensor(reader: _Reader, alignment: int) -> GgufTensor:
         raise _UnusableError(f"the name of a tensor has {len(name.encode())} bytes; 1 to {_MAX_NAME} are allowed")
     dimensions = reader.scalar("I")
     if not 1 <= dimensions <= 4:
-        raise _UnusableError(f"its tensor {name!r} has {dimensions} dimensions; 1 to 4 are allowed")
+        raise _UnusableError(f"the tensor {name!r} has {dimensions} dimensions; 1 to 4 are allowed")
     shape = tuple(reader.scalar("Q") for _ in range(dimensions))
     kind, start = reader.scalar("I"), reader.scalar("Q")
     if not all(shape) or math.prod(shape) >= 2**48:
-        raise _UnusableError(f"its tensor {name!r} has the shape {shape}")
+        raise _UnusableError(f"the tensor {name!r} has the impossible shape {shape}")
     if kind in _REMOVED:
-        raise _UnusableError(f"its tensor {name!r} is of type {kind}, which llama.cpp no longer reads")
+        raise _UnusableError(f"the tensor {name!r} is of type {kind}, which llama.cpp no longer reads")
     values, block = _BLOCKS.get(kind, (1, 0))
     if shape[0] % values:
-        raise _UnusableError(f"its tensor {name!r} has rows of {shape[0]} values, not a multiple of {values}")
+        raise _UnusableError(f"the tensor {name!r} has rows of {shape[0]} values, not a multiple of {values}")
     if start % alignment or start >= 2**62:
-        raise _UnusableError(f"its tensor {name!r} starts at {start:,}, not at a valid multiple of {alignment}")
+        raise _UnusableError(f"the tensor {name!r} starts at {start:,}, not at a valid multiple of {alignment}")
     return GgufTensor(name, shape, kind, start, math.prod(shape) // values * block)
 
 
 def _refuse_duplicates(what: str, names: Sequence[str]) -> None:
     if len(set(names)) != len(names):
-        raise _UnusableError(f"it has the {what} {Counter(names).most_common(1)[0][0]!r} twice")
+        raise _UnusableError(f"the {what} {Counter(names).most_common(1)[0][0]!r} occurs twice")

@@ -53,8 +53,8 @@ def read_object(body: bytes, *, exact: str = "") -> dict[str, Any]:
         fields = msgspec.json.decode(body, type=dict[str, Any])
         return decode_keeping(body, exact) if exact and _LONG_NUMBER.search(body) else fields
     except msgspec.ValidationError as error:
-        fault = "holds a number out of range" if "out of range" in str(error) else "must be a JSON object"
-        raise invalid_field(_param_of(str(error)), f"The request body {fault}.") from error
+        fault = "A number is out of range." if "out of range" in str(error) else "The body must be a JSON object."
+        raise invalid_field(_param_of(str(error)), fault) from error
     except UNREADABLE as error:
         raise unreadable(body, error) from error
 

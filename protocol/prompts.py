@@ -20,7 +20,7 @@ def prompts_of(raw: WirePrompts, param: str, *, at_most: int) -> list[Prompt]:
         raise invalid_value(param, "a list of token ids must hold only integers")
     prompts: list[Prompt] = [tokens] if tokens else [item for item in items if not isinstance(item, int)]
     if not prompts or not all(prompts):
-        raise invalid_value(param, "must not be empty")
+        raise invalid_value(param, "prompts must not be empty")
     if len(prompts) > at_most:
         raise invalid_value(param, f"got {len(prompts)} prompts; a request may hold at most {at_most}")
     if any(not 0 <= token <= _MAX_ID for prompt in prompts if isinstance(prompt, list) for token in prompt):

@@ -271,7 +271,7 @@ class CompletionRequest(_CommonFields, kw_only=True):
 
     def sampling(self) -> SamplingParams:
         in_range = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
-        check_value(in_range, "logprobs", f"between 0 and {MAX_LOGPROBS}", self.logprobs)
+        check_value(in_range, f"logprobs must be between 0 and {MAX_LOGPROBS}", self.logprobs)
         params = _sampling(self, self.max_tokens if self.max_tokens is not None else 16, self.logprobs)
         if not self.echo or self.logprobs is None:
             return params
@@ -330,8 +330,8 @@ def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     check_names(msgspec.structs.asdict(request))
     for param, count in (("n", request.n), ("best_of", request.best_of)):
         bound = "at least 1" if (count or 0) < 1 else f"at most {MAX_ANSWERS}"  # a server may allow fewer
-        check_value(count is None or 1 <= count <= MAX_ANSWERS, param, bound, count)
-    check_value(-(2**63) <= (request.priority or 0) < 2**63, "priority", "a 64-bit integer", request.priority)
+        check_value(count is None or 1 <= count <= MAX_ANSWERS, f"{param} must be {bound}", count)
+    check_value(-(2**63) <= (request.priority or 0) < 2**63, "priority must be a 64-bit integer", request.priority)
     _check_candidates(request)
     _check_given_answer(request)
     if request.stream_options is not None and not request.stream:
@@ -354,10 +354,10 @@ def check_messages(messages: list[Message], *, add_generation_prompt: bool, cont
         raise invalid_field("messages", "messages must hold at least one message.")
     check_message_count(len(messages))
     if continue_final_message and (messages[-1].role != "assistant" or add_generation_prompt):
-        fault = "and add_generation_prompt exclude each other: set add_generation_prompt=false"
+        fault = "continue_final_message needs add_generation_prompt=false."
         if messages[-1].role != "assistant":
-            fault = "needs the last message to be from the assistant"
-        raise InvalidRequestError(f"continue_final_message {fault}.", param="continue_final_message")
+            fault = "continue_final_message needs the last message to be from the assistant."
+        raise InvalidRequestError(fault, param="continue_final_message")
     for index, message in enumerate(messages):
         for field in ("function_call", "audio"):
             if getattr(message, field) is not None:
@@ -391,12 +391,12 @@ def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
     """Refuse to stream answers that are only chosen at the end, and refuse options without effect."""
     chosen = request.num_candidates > request.num_answers
     faults = [
-        ("best_of", request.num_candidates < request.num_answers, "must be at least n"),
+        ("best_of", request.num_candidates < request.num_answers, "the value must be at least n"),
         ("best_of", chosen and request.stream, "answers are chosen at the end: leave out stream or best_of"),
         ("use_beam_search", request.use_beam_search and request.stream, "beams cannot be streamed: leave out stream"),
         ("prompt_logprobs", request.prompt_logprobs is not None and request.stream, "not available with stream=true"),
         ("length_penalty", request.length_penalty is not None and not request.use_beam_search, "needs use_beam_search"),
-        ("length_penalty", not -10 <= (request.length_penalty or 0.0) <= 10, "must be between -10 and 10"),
+        ("length_penalty", not -10 <= (request.length_penalty or 0.0) <= 10, "the value must be between -10 and 10"),
     ]
     for param, wrong, why in faults:
         if wrong:

@@ -58,22 +58,22 @@ class SamplingParams:
     repetition_detection: bool = True
 
     def __post_init__(self) -> None:
-        for name, holds, wanted in _RANGES:
-            value = getattr(self, name)
-            check_value(value is None or holds(value), name, wanted, value)
-        check_value(len(self.logit_bias) <= 1024, "logit_bias", "a map of at most 1024 tokens", len(self.logit_bias))
+        for rule, holds in _RANGES:
+            value = getattr(self, rule.partition(" must ")[0])
+            check_value(value is None or holds(value), rule, value)
+        check_value(len(self.logit_bias) <= 1024, "logit_bias must be at most 1024 tokens", len(self.logit_bias))
         for _, bias in self.logit_bias:
-            check_value(-100 <= bias <= 100, "logit_bias", "between -100 and 100", bias)
-        check_value(len(self.stop) <= 4 and all(self.stop), "stop", "at most 4 non-empty strings", self.stop)
-        check_value(len(self.stop_token_ids) <= 64, "stop_token_ids", "at most 64 tokens", len(self.stop_token_ids))
+            check_value(-100 <= bias <= 100, "logit_bias must be between -100 and 100", bias)
+        check_value(len(self.stop) <= 4 and all(self.stop), "stop must be at most 4 non-empty strings", self.stop)
+        check_value(len(self.stop_token_ids) <= 64, "stop_token_ids must be at most 64 ids", len(self.stop_token_ids))
         for token in self.stop_token_ids:
-            check_value(-(2**31) <= token < 2**31, "stop_token_ids", "a list of token ids below 2**31", token)
-        check_value(0 <= self.min_tokens < 2**31, "min_tokens", "0 or more, and below 2**31", self.min_tokens)
+            check_value(-(2**31) <= token < 2**31, "stop_token_ids must be a list of token ids below 2**31", token)
+        check_value(0 <= self.min_tokens < 2**31, "min_tokens must be 0 or more, and below 2**31", self.min_tokens)
         fits = self.max_tokens is None or self.min_tokens <= self.max_tokens
-        check_value(fits, "min_tokens", "at most max_tokens", self.min_tokens)
+        check_value(fits, "min_tokens must be at most max_tokens", self.min_tokens)
         for name, count in (("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
-            check_value(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}", count)
-        check_value(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
+            check_value(0 <= (count or 0) <= MAX_LOGPROBS, f"{name} must be between 0 and {MAX_LOGPROBS}", count)
+        check_value(self.seed is None or -(2**63) <= self.seed < 2**63, "seed must be a 64-bit integer", self.seed)
 
     @property
     def detects_repetition(self) -> bool:
@@ -89,7 +89,7 @@ class SamplingParams:
         named = [("logit_bias", token) for token, _ in self.logit_bias]
         named += [("stop_token_ids", token) for token in self.stop_token_ids]
         for param, token in named:
-            check_value(0 <= token < vocab_size, param, f"limited to token ids from 0 to {vocab_size - 1}", token)
+            check_value(0 <= token < vocab_size, f"{param} must be token ids from 0 to {vocab_size - 1}", token)
 
     def resolved(self, defaults: SamplingDefaults) -> ResolvedParams:
         """Return these parameters with the model's defaults for options that are None."""
@@ -145,20 +145,21 @@ class SamplingDefaults:
 #: The model's unmodified distribution, for weights that come without model files.
 PLAIN_SAMPLING = SamplingDefaults(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
-_RANGES: tuple[tuple[str, Callable[[float], bool], str], ...] = (
-    ("max_tokens", lambda value: 1 <= value < 2**31, "at least 1, and below 2**31"),
-    ("temperature", lambda value: 0 <= value <= 2, "between 0 and 2"),
-    ("top_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    ("top_k", lambda value: 0 <= value < 2**31, "0 (off) or more, and below 2**31"),
-    ("min_p", lambda value: 0 <= value < 1, "at least 0 and below 1"),
-    ("typical_p", lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    ("repetition_penalty", lambda value: 0.01 <= value <= 2, "between 0.01 and 2"),
-    ("frequency_penalty", lambda value: -2 <= value <= 2, "between -2 and 2"),
-    ("presence_penalty", lambda value: -2 <= value <= 2, "between -2 and 2"),
+#: Rules, which begin with the name of a parameter, and their checks.
+_RANGES: tuple[tuple[str, Callable[[float], bool]], ...] = (
+    ("max_tokens must be at least 1, and below 2**31", lambda value: 1 <= value < 2**31),
+    ("temperature must be between 0 and 2", lambda value: 0 <= value <= 2),
+    ("top_p must be above 0 and at most 1", lambda value: 0 < value <= 1),
+    ("top_k must be 0 (off) or more, and below 2**31", lambda value: 0 <= value < 2**31),
+    ("min_p must be at least 0 and below 1", lambda value: 0 <= value < 1),
+    ("typical_p must be above 0 and at most 1", lambda value: 0 < value <= 1),
+    ("repetition_penalty must be between 0.01 and 2", lambda value: 0.01 <= value <= 2),
+    ("frequency_penalty must be between -2 and 2", lambda value: -2 <= value <= 2),
+    ("presence_penalty must be between -2 and 2", lambda value: -2 <= value <= 2),
 )
 
 
-def check_value(holds: bool, param: str, wanted: str, got: object) -> None:
-    """Raise InvalidRequestError unless `holds`. The message: `param` must be `wanted`, got `got`."""
+def check_value(holds: bool, rule: str, got: object) -> None:
+    """Raise InvalidRequestError unless `holds`. `rule`: a sentence such as "top_p must be above 0"."""
     if not holds:  # also true for NaN, which fails every comparison
-        raise invalid_field(param, f"{param} must be {wanted}, got {got!r:.100}.")
+        raise invalid_field(rule.partition(" must ")[0], f"{rule}, got {got!r:.100}.")

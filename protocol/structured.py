@@ -194,7 +194,7 @@ def _allowed(choice: dict[str, Any], tools: list[dict[str, Any]]) -> tuple[list[
     names = [_name_of(tool) for tool in given if member(tool, "type") == "function"]
     kept = [tool for tool in tools if _name_of(tool) in names]
     if mode not in ("auto", "required") or not kept or len(kept) < len(names):
-        fault = "allowed_tools needs a mode, auto or required, and names a function that is not among the tools"
+        fault = "allowed_tools needs a mode, auto or required, and functions that are among the tools"
         raise invalid_value("tool_choice", fault)
     return kept, mode
 
@@ -245,7 +245,7 @@ def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: b
     if not 1 <= len(tools) <= MAX_TOOLS:
         raise invalid_value("tools", f"give 1 to {MAX_TOOLS} tools, got {len(tools)}")
     if any(depth_of(tool.function.parameters) > MAX_DEPTH for tool in tools):
-        raise invalid_value("tools", f"parameters are nested deeper than {MAX_DEPTH} levels")
+        raise invalid_value("tools", f"a function's parameters are nested deeper than {MAX_DEPTH} levels")
     names = [tool.function.name for tool in tools]
     for name in itertools.filterfalse(_TOOL_NAME.fullmatch, names):
         fault = f"a function's name must be 1 to 64 letters, digits, '_', '-' or '.', got {name[:100]!r}"
@@ -283,5 +283,5 @@ def _encoded(value: Any, param: str) -> str:
 def checked_source(source: str, param: str) -> str:
     """Return the source of a constraint. Raises InvalidRequestError if the source is too long."""
     if len(source) > MAX_CONSTRAINT_CHARS:
-        raise invalid_value(param, f"{len(source)} characters; at most {MAX_CONSTRAINT_CHARS} are supported")
+        raise invalid_value(param, f"the constraint has more than {MAX_CONSTRAINT_CHARS} characters")
     return source

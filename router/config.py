@@ -62,8 +62,8 @@ class CacheSettings:
     ttl_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        _check(0 <= self.max_mb < 2**31, "cache.max_mb", "0 or more, and below 2**31")
-        _check(0 <= self.ttl_s < float("inf"), "cache.ttl_s", "0 or more seconds")
+        _check(0 <= self.max_mb < 2**31, "cache.max_mb must be 0 or more, and below 2**31")
+        _check(0 <= self.ttl_s < float("inf"), "cache.ttl_s must be 0 or more seconds")
 
     def __bool__(self) -> bool:
         return self.max_mb > 0
@@ -109,9 +109,9 @@ class CloudTierConfig:
     query: dict[str, str] = field(default_factory=dict[str, str], repr=False)
 
     def __post_init__(self) -> None:
-        _check(bool(self.model), "middle_tiers.model", "the name of a model")
+        _check(bool(self.model), "middle_tiers.model must be the name of a model")
         check_headers(self.headers, "middle_tiers.headers")
-        _check(self.skip_above is None or 0 <= self.skip_above <= 1, "middle_tiers.skip_above", "from 0 to 1")
+        _check(self.skip_above is None or 0 <= self.skip_above <= 1, "middle_tiers.skip_above must be from 0 to 1")
         url, _ = _checked_cloud("middle_tiers.", self.url, self.provider, self.query, continues=self.continues)
         object.__setattr__(self, "url", url)
 
@@ -267,24 +267,24 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         _ = self.stated_target, self.target  # both raise ConfigurationError for invalid targets
-        _check(0 <= self.heartbeat_s < float("inf"), "heartbeat_s", "0 or more seconds")
-        _check(0 <= self.exploration <= 1, "exploration", "a share from 0 to 1")
-        _check(self.store_days >= 1, "store_days", "at least 1")
-        _check(1 <= self.store_answers < 2**31, "store_answers", "at least 1, and below 2**31")
-        _check(1 <= self.files_mb < 2**31, "files_mb", "at least 1, and below 2**31")
-        _check(1 <= self.body_mb <= 256, "body_mb", "from 1 to 256")
-        _check(1 <= self.local_max_tokens < 2**31, "local_max_tokens", "at least 1, and below 2**31")
-        _check(self.local_idle_s is None or self.local_idle_s >= 1, "local_idle_s", "at least 1 second")
-        _check(self.confidence is None or 0 < self.confidence < 1, "confidence", "between 0 and 1")
+        _check(0 <= self.heartbeat_s < float("inf"), "heartbeat_s must be 0 or more seconds")
+        _check(0 <= self.exploration <= 1, "exploration must be a share from 0 to 1")
+        _check(self.store_days >= 1, "store_days must be at least 1")
+        _check(1 <= self.store_answers < 2**31, "store_answers must be at least 1, and below 2**31")
+        _check(1 <= self.files_mb < 2**31, "files_mb must be at least 1, and below 2**31")
+        _check(1 <= self.body_mb <= 256, "body_mb must be from 1 to 256")
+        _check(1 <= self.local_max_tokens < 2**31, "local_max_tokens must be at least 1, and below 2**31")
+        _check(self.local_idle_s is None or self.local_idle_s >= 1, "local_idle_s must be at least 1 second")
+        _check(self.confidence is None or 0 < self.confidence < 1, "confidence must be between 0 and 1")
         signals = get_args(ConfidenceSignal)
-        _check(self.confidence_signal in signals, "confidence_signal", "probability, entropy or margin")
-        _check(self.hold_tokens is None or self.hold_tokens >= 1, "hold_tokens", "at least 1")
-        _check(self.race_above is None or 0 <= self.race_above <= 1, "race_above", "from 0 to 1")
-        _check(self.cloud_timeout_s > 0, "cloud_timeout_s", "above 0 seconds")
-        _check(self.cloud_connect_timeout_s > 0, "cloud_connect_timeout_s", "above 0 seconds")
+        _check(self.confidence_signal in signals, "confidence_signal must be probability, entropy or margin")
+        _check(self.hold_tokens is None or self.hold_tokens >= 1, "hold_tokens must be at least 1")
+        _check(self.race_above is None or 0 <= self.race_above <= 1, "race_above must be from 0 to 1")
+        _check(self.cloud_timeout_s > 0, "cloud_timeout_s must be above 0 seconds")
+        _check(self.cloud_connect_timeout_s > 0, "cloud_connect_timeout_s must be above 0 seconds")
         if self.cloud_api_key is None and self.cloud_api_key_file is not None:
             object.__setattr__(self, "cloud_api_key", read_key(self.cloud_api_key_file))
-        _check(self.fallback in get_args(Fallback), "fallback", "unreachable, any or never")
+        _check(self.fallback in get_args(Fallback), "fallback must be unreachable, any or never")
         self._check_local()
         check_headers(self.cloud_headers, "cloud_headers")
         if self.cloud_url is not None:
@@ -294,25 +294,23 @@ class RouterConfig:
             object.__setattr__(self, "cloud_url", url)
             _check(
                 provider.capabilities.predictions or not self.send_drafts,
-                "send_drafts",
-                f"false, because the provider {provider.name} takes no drafts",
+                f"send_drafts must be false, because the provider {provider.name} takes no drafts",
             )
             _check(
                 bool(self.cloud_model),
-                "cloud_model",
-                "set with cloud_url, to the name of a model of the cloud (GET /v1/models lists them)",
+                "cloud_model must be set with cloud_url, to the name of a model that GET /v1/models lists",
             )
-        _check(self.cloud_url is not None or not self.middle_tiers, "cloud_url", "set if there are middle tiers")
+        _check(self.cloud_url is not None or not self.middle_tiers, "cloud_url must be set if there are middle tiers")
         names = [self.cloud_model, *(each.model for each in self.middle_tiers)]
-        _check(all(map(str.isprintable, names)), "cloud_model", "a printable model name")
-        _check(len(set(names)) == len(names), "middle_tiers.model", "a different name in each tier")
+        _check(all(map(str.isprintable, names)), "cloud_model must be a printable model name")
+        _check(len(set(names)) == len(names), "middle_tiers.model must be a different name in each tier")
         object.__setattr__(self, "aliases", _resolved(self.aliases, ("auto", "local", "cloud", *filter(None, names))))
         priced = {each.model: each.price for each in self.middle_tiers if each.price is not None}
         if priced:
             prices = replace(self.prices, models={**self.prices.models, **priced})
             object.__setattr__(self, "prices", prices)
-        _check(self.ledger_days is None or self.ledger_days >= 1, "ledger_days", "at least 1")
-        _check(self.ledger is not None or not any(self._limits), "ledger", "a file, because it keeps the budgets")
+        _check(self.ledger_days is None or self.ledger_days >= 1, "ledger_days must be at least 1")
+        _check(self.ledger is not None or not any(self._limits), "ledger must be a file, because it keeps the budgets")
         if self.cloud_url is not None and not self.offline and self.counts_usd:
             for name in names:
                 self._check_price(name, "a budget in US dollars")
@@ -350,10 +348,11 @@ class RouterConfig:
         address = server_address(self.local, self.local_model)
         if address is not None and not self.local_public:
             check_private(address)
-        _check(address is not None or self.local_model is None, "local_model", "left unset, because local is not a URL")
-        unset = "left unset, because local is a server"
-        _check(address is None or self.local_idle_s is None, "local_idle_s", unset)
-        _check(address is None or self.local_options == LocalModelOptions(), "local_options", unset)
+        has_needless_name = address is None and self.local_model is not None
+        _check(not has_needless_name, "local_model must be left unset, because local is not a URL")
+        why = "must be left unset, because local is a server"
+        _check(address is None or self.local_idle_s is None, f"local_idle_s {why}")
+        _check(address is None or self.local_options == LocalModelOptions(), f"local_options {why}")
 
     def _check_price(self, model: str, what: str) -> None:
         if self.prices.of_cloud(model) is None:
@@ -391,13 +390,13 @@ def _resolved(aliases: dict[str, str], names: tuple[str, ...]) -> dict[str, str]
     """Return the model name of each alias. Raises ConfigurationError for name clashes and cycles."""
     resolved: dict[str, str] = {}
     for alias, target in aliases.items():
-        _check(bool(alias) and alias not in names, f"aliases.{alias}", "a name that no model has")
+        _check(bool(alias) and alias not in names, f"aliases.{alias} must be a name that no model has")
         end, passed = target, {alias}
         while end in aliases:
-            _check(end not in passed, f"aliases.{alias}", "an alias that leads to a model, not in a cycle")
+            _check(end not in passed, f"aliases.{alias} must be an alias that leads to a model, not in a cycle")
             passed.add(end)
             end = aliases[end]
-        _check(end in names, f"aliases.{alias}", f"one of {', '.join(names)}, or an alias, not {end[:100]!r}")
+        _check(end in names, f"aliases.{alias} must be one of {', '.join(names)}, or an alias, not {end[:100]!r}")
         resolved[alias] = end
     return resolved
 
@@ -413,7 +412,7 @@ def _checked_cloud(
         raise ConfigurationError(f"{name} {shown_url(str(url))!r} is not a URL.", param=name) from error
     provider = provider_of(provider_name, url)
     allowed = provider.capabilities.continuation or not continues
-    _check(allowed, f"{prefix}continues", f"false for the provider {provider.name}")
+    _check(allowed, f"{prefix}continues must be false for the provider {provider.name}")
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigurationError(f"{name} {shown_url(url)!r} must start with http:// or https://.", param=name)
     if parsed.userinfo:
@@ -424,6 +423,6 @@ def _checked_cloud(
     return str(parsed.copy_with(path=path, query=None, fragment=None)), provider
 
 
-def _check(holds: bool, name: str, wanted: str) -> None:
+def _check(holds: bool, rule: str) -> None:
     if not holds:  # also false for NaN, which fails every comparison
-        raise ConfigurationError(f"{name} must be {wanted}.", param=name)
+        raise ConfigurationError(f"{rule}.", param=rule.partition(" must ")[0])

@@ -46,20 +46,20 @@ class CallerKeys:
             return None
         for name in headers:
             if name.endswith("api-key") and name not in _OTHER_HEADERS:
-                raise _refused(name, "is not supported for a key. Use Authorization")
+                raise _refused(name, f"The header {name!r} is not supported for a key. Use Authorization.")
         keys = {headers[name]: name for name in _OTHER_HEADERS if name in headers}
         for value in authorizations:
             scheme, _, key = value.partition(" ")
             keys[key.strip() if scheme.lower() == "bearer" else ""] = "authorization"
         if not keys and _OPENAI_HEADER in headers:  # openai's methods send a key unless the caller removes it
-            raise _refused("authorization", "is missing: this request has no API key")
+            raise _refused("authorization", "The header 'authorization' is missing: this request has no API key.")
         named = {key: name for key, name in keys.items() if key not in self.own}
         for key, name in named.items():
             if not key or not is_sendable(key):
                 form = "Bearer and a key" if name == "authorization" else "a key"
-                raise _refused(name, f"must contain {form} without spaces")
+                raise _refused(name, f"The header {name!r} must contain {form} without spaces.")
         if len(named) > 1:
-            raise _refused(max(named.values()), "names another API key than Authorization. Send only one")
+            raise _refused(max(named.values()), "The headers name two different API keys. Send only one.")
         return next(iter(named), None)
 
 
@@ -71,4 +71,4 @@ def ambient_keys() -> frozenset[str]:
 
 
 def _refused(name: str, fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"The header {name!r} {fault}.", param=name, code="unsupported_header")
+    return InvalidRequestError(fault, param=name, code="unsupported_header")

@@ -48,17 +48,17 @@ class FairQueue:
             elif place.exception() is None:
                 self._grant_next()  # this waiter gave up, but the turn was already granted
             if isinstance(error, TimeoutError):
-                raise self._overloaded(f"timed out after {self._timeout_s:g} s") from error
+                raise _overloaded(f"The wait in the queue for {self._what} exceeded {self._timeout_s:g} s") from error
             raise
 
     def _evict(self, tenant: str) -> None:
         """Reject the newest waiter of the tenant with the most waiters, counting the new waiter of `tenant`."""
         most = max(self._waiting, key=lambda one: len(self._waiting[one]))
         if len(self._waiting[most]) <= len(self._waiting.get(tenant, ())) + 1:
-            raise self._overloaded(f"is full ({self._max_waiting})")
+            raise _overloaded(f"The queue for {self._what} is full ({self._max_waiting})")
         place = self._waiting[most][-1]
         self._leave(most, place)
-        place.set_exception(self._overloaded(f"is full ({self._max_waiting}), and you have the most waiting requests"))
+        place.set_exception(_overloaded(f"The queue for {self._what} is full, mostly of your requests"))
 
     def _grant_next(self) -> None:
         self._taken = bool(self._waiting)
@@ -74,5 +74,6 @@ class FairQueue:
         if not self._waiting[tenant]:
             del self._waiting[tenant]
 
-    def _overloaded(self, why: str) -> OverloadedError:
-        return OverloadedError(f"The queue for {self._what} {why}: try again later.")
+
+def _overloaded(fault: str) -> OverloadedError:
+    return OverloadedError(f"{fault}: try again later.")

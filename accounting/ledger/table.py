@@ -151,6 +151,6 @@ class LedgerTable(Table):
             file_format, values = 0, msgspec.json.decode(record, type=Values)
         names = self.columns if file_format == self.format else self.records.get(file_format, ())
         if len(values) != len(names):
-            raise ValueError("the number of columns does not match the format")
+            raise ValueError("the row's number of columns does not match its format")
         known = dict(zip(names, values, strict=True))
         return tuple(known.get(each.name, each.default) for each in fields(self.row))

@@ -64,7 +64,7 @@ class LedgerWriter:
         *,
         keep_from: Callable[[], float] | None = None,
         drops_intents: bool = False,
-        consequence: str = "continue, with rows kept in memory",
+        consequence: str = "Rows stay in memory meanwhile",
     ) -> None:
         self.worker = store.worker
         #: Number of rows that were lost.
@@ -232,7 +232,7 @@ class LedgerWriter:
             self._commit(self._unwritten)
         except Exception as error:  # noqa: BLE001 - the thread must survive any error
             if self.failures == self._healed_failures:
-                message = "Cannot write the ledger: %s. Requests %s."
+                message = "Cannot write the ledger: %s. %s."
                 is_unknown = not isinstance(error, LedgerWriteError)
                 _log.error(message, error, self._consequence, exc_info=is_unknown)
             self.problem = str(error)

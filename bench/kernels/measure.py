@@ -143,7 +143,7 @@ def rows_of(case: Case, ceilings: Ceilings, clock: Clock) -> Iterator[Row]:
         except ImportError:
             yield Row(case.name, name, note="not installed")
         except Exception as error:  # noqa: BLE001 - peers may fail in any way, which is a result
-            yield Row(case.name, name, note=f"does not run: {str(error).strip().partition(chr(10))[0][:160]}")
+            yield Row(case.name, name, note=f"the peer does not run: {str(error).strip().partition(chr(10))[0][:160]}")
 
 
 def measured_ceilings(clock: Clock) -> Ceilings:

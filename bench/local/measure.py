@@ -198,7 +198,7 @@ class _Bench:
         command += [str(setup.context_length), str(setup.threads)]
         started = time.perf_counter()
         with subprocess.Popen(command, env=child_environment(), stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None, "Popen made a pipe"
+            assert process.stdout is not None, "Popen creates a pipe for PIPE"
             first = process.stdout.readline().strip()
             seconds = time.perf_counter() - started
             held = process.stdout.readline().strip() if weigh else "0"

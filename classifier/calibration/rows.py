@@ -76,7 +76,7 @@ def unpack_calibration(path: Path, data: bytes) -> CalibrationRows:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(member.file_size for member in archive.infolist()) > _MAX_BYTES:
-                raise ValueError(f"more than {_MAX_BYTES} bytes")
+                raise ValueError(f"the rows have more than {_MAX_BYTES} bytes")
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
             arrays: dict[str, Any] = {name: np.asarray(stored[name], np.float64) for name in stored.files}
         arrays.setdefault("after", None)

@@ -156,8 +156,8 @@ def _header(path: Path, record: Mapping[str, Any], columns: Columns) -> _Header:
         prompt = wanted(None, _PROMPTS, "prompt or messages", "")
     return _Header(
         prompt,
-        wanted(columns.weak, _WEAK, "weak score", ": name it with --weak"),
-        wanted(columns.strong, _STRONG, "strong score", ": name it with --strong"),
+        wanted(columns.weak, _WEAK, "weak score", ": name the column with --weak"),
+        wanted(columns.strong, _STRONG, "strong score", ": name the column with --strong"),
     )
 
 

@@ -179,7 +179,7 @@ def _fit(
     err = json_output.is_stdout(json_path)
     for line in (*_shown(policy, config, plot), *run.notes):
         output.echo(line, err=err)
-    how = "the router loads it automatically" if out is None else f"set policy = {str(folder)!r} to use it"
+    how = "the router loads the policy" if out is None else f"to use it, set policy = {str(folder)!r}"
     output.echo(f"The policy for {run.models['local']} with {run.models['cloud']} is in {folder}: {how}.", err=err)
     name, value = config.target.name, f"{config.target.value:g}"
     option = f"--{name.replace('_', '-')} {value}"

@@ -298,7 +298,7 @@ def _check_rows(live: LiveRows, count: int, say: Callable[[str], None]) -> None:
         raise UpstreamError(f"No prompt was answered by both tiers: {shown}")
     why = f"{len(live.rows)} of {count} prompts are answered and graded"
     if live.unasked:
-        why += f", and {live.unasked} are not: {live.budget}. Raise --budget and run the same command to resume"
+        why += f"; {live.unasked} were not asked: {live.budget}. Raise --budget and run the same command to resume"
     _check_enough(len(live.rows), f"{why}. {shown}".strip())
     if live.failures:
         say(f"{len(live.failures)} of {count} prompts failed and are left out of the policy: {shown}")

@@ -30,7 +30,7 @@ def check_processor(machine: Machine) -> Check:
     if instruction_sets and not instruction_sets & {"avx2", "asimd"}:
         return Check("processor", "warn", f"{facts}, without AVX2", "expect a few tokens/s: use the smallest models")
     if machine.quota is not None and machine.quota < machine.processors:
-        facts += f", of which a control group allows {machine.quota:g}"
+        facts += f"; a control group allows {machine.quota:g} processors"
         if machine.quota < machine.cores:
             advice = f"the engine uses {machine.threads} threads; raise the container's CPU limit for more speed"
             return Check("processor", "warn", facts, advice)
@@ -49,7 +49,7 @@ def unused_instruction_sets(machine: Machine, system_info: str) -> list[str]:
 
 def check_kernels(served: KernelsInUse) -> Check:
     """Report which operations run on Updraft's kernels. Warn if a fix would let more operations use these kernels."""
-    facts = f"Updraft's for {', '.join(served.names)}" if served.names else "llama.cpp's own"
+    facts = f"Updraft's kernels for {', '.join(served.names)}" if served.names else "llama.cpp's own kernels"
     facts += f": {served.reason}" if served.reason else ""
     return Check("kernels", "warn" if served.fix else "ok", facts, served.fix)
 
@@ -62,7 +62,8 @@ def check_other_load(machine: Machine) -> Check:
     time.sleep(_WATCH_S)
     after = usage()
     other_load = max(0.0, (after.busy - before.busy - (after.own - before.own)) / (after.wall - before.wall))
-    facts = f"at most {machine.threads}; other processes use {other_load:.1f} of {machine.processors} processors now"
+    load = f"other processes use {other_load:.1f} of {machine.processors} processors"
+    facts = f"the engine uses at most {machine.threads} threads; {load}"
     if int(machine.processors - other_load + _BUSY) < machine.threads:
         return Check("threads", "warn", facts, "stop other processes: the engine uses fewer threads while they run")
     return Check("threads", "ok", facts)

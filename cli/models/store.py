@@ -79,8 +79,8 @@ def obtain(
         with _reporting(spec.name) as report:
             return fetch(library, spec, report=report)
     except KeyboardInterrupt:
-        after = "resumes the download" if spec.can_continue else "starts again from the beginning"
-        output.secho(f"Interrupted. The same command {after}.", err=True)
+        advice = "Repeat the command to resume." if spec.can_continue else "Repeat the command to start again."
+        output.secho(f"Interrupted. {advice}", err=True)
         raise typer.Exit(130) from None
 
 
@@ -185,7 +185,7 @@ def _introduce(spec: DownloadSpec, free: int, library: Library) -> None:
         "model": spec.name,
         "from": spec.source,
         "size": "unknown" if spec.size is None else _size(spec.size),
-        "licence": spec.licence or "not stated: see its source",
+        "licence": spec.licence or "not stated: see the model's source",
         "sha256": spec.sha256 or "not published: the hash of the downloaded file is recorded",
         "to": f"{library.folder} ({_size(free)} free)",
     }

@@ -100,7 +100,7 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "grammar_failed": (errors.InvalidRequestError, "No token can continue the answer under this constraint."),
     "engine_restarting": (errors.EngineDownError, "The engine died and is restarting."),
     "other_user": (errors.PermissionDeniedError, "This server has no key and was started by another user."),
-    "body_memory_exceeded": (errors.RateLimitError, "Your bodies and unread answers are too large in total."),
+    "body_memory_exceeded": (errors.RateLimitError, "Your requests and their unread answers hold too much memory."),
     "draining": (errors.OverloadedError, "The server is shutting down."),
 }
 _ERRORS = """The body has OpenAI's format: `{"error": {"message", "type", "param", "code"}}`. `x-should-retry` says

@@ -134,7 +134,7 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         """Return the engine's settings. Raises ConfigurationError."""
         for unknown in sorted(self.engine.keys() - {field.name for field in fields(EngineConfig)}):
             current = _RENAMED.get(unknown)
-            fault = f"{unknown} is now {current}" if current else f"there is no setting {unknown!r}"
+            fault = f"the setting {unknown} is now {current}" if current else f"there is no setting {unknown!r}"
             raise ConfigurationError(f"models.{self.name}.engine: {fault}.", param="engine")
         device = self.engine.get("device", "cuda" if self.devices else "cpu")
         step_ms = self.engine.get("max_step_ms")

@@ -222,7 +222,7 @@ def check_reachable(address: str) -> None:
         with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as connection:
             connection.sendall(_HTTP2_HELLO)
             if connection.recv(_HEADER_BYTES)[3:4] != _SETTINGS and os.environ.get("RAY_USE_TLS", "0") == "0":
-                raise OSError("another kind of server listens there")
+                raise OSError("another kind of server listens at this address")
     except (OSError, OverflowError) as error:
         raise ConfigurationError(f"No Ray cluster answers at {address}: {error}.", param="address") from error
 

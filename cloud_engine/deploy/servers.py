@@ -52,7 +52,7 @@ class ServerProcess:
             env=child_environment(PYTHONUNBUFFERED="1"),
             process_group=0,
         )
-        assert self._process.stdin is not None, "Popen made a pipe"
+        assert self._process.stdin is not None, "Popen creates a pipe for PIPE"
         with suppress(BrokenPipeError), self._process.stdin as pipe:  # `wait_ready` reports a dead child
             pipe.write(msgspec.json.encode(options, enc_hook=str))
 
@@ -62,7 +62,7 @@ class ServerProcess:
 
     def wait_ready(self) -> str:
         """Wait until the server is ready and return its URL. Raises ServerStartError if the process ends first."""
-        assert self._process.stdout is not None, "Popen made a pipe"
+        assert self._process.stdout is not None, "Popen creates a pipe for PIPE"
         for line in self._process.stdout:
             if (text := line.decode(errors="replace")).startswith(_READY):
                 return text.removeprefix(_READY).strip()

@@ -221,7 +221,7 @@ class Engine:
         if not batch:
             return None
         step = launched.of(batch)
-        assert step is not None, "the next batch is part of the launched one"
+        assert step is not None, "each request of the next batch is in the launched step"
         spans = [QuerySpan(item.start + 1, 1, item.state.block_table) for item in batch]
         rows = [msgspec.structs.replace(row, position=row.position + 1) for row in step.rows]
         return LaunchedStep(batch, sample_on_device(self._runner.run_ahead(spans, step.sampled), rows), rows, None)

@@ -120,7 +120,7 @@ async def _why_out_of_reach(node: Node, request: Request) -> str:
             node.target.host.decode(), node.target.port, type=socket.SOCK_STREAM
         )
     except (OSError, UnicodeError):
-        return "its host name cannot be resolved"
+        return "the node's host name cannot be resolved"
     is_local = _is_from_this_machine(request) and is_literal_address(node.target.host.decode())
     for *_, address in addresses:
         if not may_register(str(address[0]), is_local=is_local):

@@ -21,7 +21,7 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     if activation not in get_args(Activation):
         raise ConfigurationError(f"activation={activation!r} is not one of {', '.join(get_args(Activation))}.")
     if gate_up.dim() != 2 or gate_up.shape[1] % 2 or gate_up.stride(1) != 1:
-        raise ConfigurationError(f"gated_activation: need gate and up side by side, got {tuple(gate_up.shape)}.")
+        raise ConfigurationError(f"gated_activation: rows need gate and up side by side, got {tuple(gate_up.shape)}.")
     if uses_triton(gate_up):
         from .triton import launch_gated_activation
 

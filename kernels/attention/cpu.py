@@ -45,7 +45,7 @@ def why_not_native(device: torch.device, dtype: torch.dtype, block_size: int, he
     if device.type != "cpu":
         return f"the model is on {device.type}, not on a CPU"
     if dtype not in (torch.float32, torch.bfloat16):
-        return f"the cache is in {dtype}"
+        return f"the cache is in {dtype}, not in float32 or bfloat16"
     if head_dim % LANES or head_dim > _MAX_DIM or block_size % LANES:
         return (
             f"head_dim {head_dim} and block_size {block_size} must be multiples of {LANES}, and head_dim at most "
@@ -133,9 +133,9 @@ class NativeAttention:
         check_kv_write(projected, self._cache[0].transpose(1, 2), self._slots, rotation)
         heads = self._heads + self._cache.shape[2]
         if projected.shape[1] != heads:
-            raise ConfigurationError(f"Attention: {heads} projected heads needed, got {projected.shape[1]}.")
+            raise ConfigurationError(f"Attention needs {heads} projected heads, got {projected.shape[1]}.")
         if norms is not None and not norms.query.dtype == norms.key.dtype == projected.dtype:
-            raise ConfigurationError(f"Attention: norms must be in {projected.dtype}, got {norms.query.dtype}.")
+            raise ConfigurationError(f"Attention: head norms must be in {projected.dtype}, got {norms.query.dtype}.")
         if rotation is not None:
             self.check_rotation(rotation, len(projected))
 

@@ -177,7 +177,7 @@ class GraphMetadata:
     def _does_not_fit(self, spans: Sequence[QuerySpan]) -> ConfigurationError:
         rows = sum(span.length for span in spans)
         return ConfigurationError(
-            f"{len(spans)} sequences of {rows} rows do not fit a CUDA graph over {self._sizes.slots} rows."
+            f"{len(spans)} sequences with {rows} rows in total do not fit a CUDA graph over {self._sizes.slots} rows."
         )
 
 

@@ -78,7 +78,7 @@ def choose_backend(
     name = best if choice == "auto" else choice
     problem = _WHY_NOT[name](spec)
     if problem is None:
-        why = "requested" if choice != "auto" else f"the fastest on {spec.device.type}"
+        why = "requested" if choice != "auto" else f"the fastest backend on {spec.device.type}"
         return _make(name, spec, batch_invariant), why
     if choice == "auto":
         return TorchBackend(spec, batch_invariant=batch_invariant), f"{name} cannot be used: {problem}"

@@ -82,7 +82,7 @@ class Passes:
         """Build the passes. Raises ConfigurationError if a span has no row, or more rows than the previous span."""
         lengths = [span.length for span in spans]
         if not lengths or lengths[-1] < 1 or any(after > before for before, after in pairwise(lengths)):
-            raise ConfigurationError(f"Passes: no span may be empty or longer than the previous one, got {lengths}.")
+            raise ConfigurationError(f"Spans must not be empty, and start with the longest; got lengths {lengths}.")
         batch = RaggedBatch.of(spans, sum(lengths), block_size)
         sequence, index = repeated(batch.rows)
         row = np.argsort(index, kind="stable")

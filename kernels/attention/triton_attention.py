@@ -28,7 +28,7 @@ class TritonAttention:
                 f"elements of {shape.cache_bytes} bytes."
             )
         if cache.dtype != torch.float8_e4m3fn and scales is not None:
-            raise ConfigurationError(f"Scales need a cache in float8_e4m3fn, not {cache.dtype}.")
+            raise ConfigurationError(f"Scales of keys and values need a cache in float8_e4m3fn, not {cache.dtype}.")
         self._cache = cache
         self._metadata = metadata
         self._shape = shape

@@ -48,7 +48,7 @@ class NativeContinuation:
         if embeddings is not None:
             is_same = head.shape == tuple(embeddings.shape) and head.dtype == embeddings.dtype
             if not is_same or not embeddings.is_contiguous():
-                raise ConfigurationError("Continuation: head and embeddings need the same shape and dtype, contiguous.")
+                raise ConfigurationError("The embeddings must be contiguous and have the shape and dtype of the head.")
         self._library = loaded()
         self._decoder, self._head, self._embeddings, self._scale = decoder, head, embeddings, scale
 
@@ -68,13 +68,13 @@ class NativeContinuation:
         """
         rows, (vocabulary, size) = len(first), self._head.shape
         if rows != passes.live[0] or not all(0 <= token < vocabulary for token in first):
-            raise ConfigurationError(f"Continuation: needs {passes.live[0]} token ids below {vocabulary}.")
+            raise ConfigurationError(f"Continuation needs {passes.live[0]} token ids below {vocabulary}.")
         hidden = torch.empty(rows, size, dtype=self._head.dtype)
         logits = torch.empty(rows, vocabulary, dtype=self._head.dtype)
         self._decoder.check(hidden, len(passes.row), rotations, attention)
         check_sampling(logits, sampling)
         if sampling.mask is not None or sampling.typical_p is not None:
-            raise ConfigurationError("Continuation: grammar masks and typical-p are not supported in C.")
+            raise ConfigurationError("The C continuation supports no grammar masks and no typical-p sampling.")
         out, slots = torch.empty_like(hidden), passes.slots()
         sequences = _single_row_sequences(passes)
         attention.heads_call.slots = slots.ctypes.data

@@ -111,7 +111,7 @@ class NativeDecoder:
         """Raise ConfigurationError for tensors that C would access past the end. `rows`: rows in the batch."""
         if hidden.shape[1:] != (self._size,) or hidden.dtype != self._dtype or not hidden.is_contiguous():
             raise ConfigurationError(
-                f"Decoder: contiguous rows of {self._size} {self._dtype} needed, got {tuple(hidden.shape)} "
+                f"Decoder: the input must be contiguous rows of {self._size} {self._dtype}, got {tuple(hidden.shape)} "
                 f"{hidden.dtype}."
             )
         if len(self._layers) != attention.num_layers or any(widths != attention.widths for widths in self._widths):

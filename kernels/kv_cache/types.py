@@ -56,12 +56,12 @@ def check_kv_write(projected: Tensor, cache: Tensor, slots: Tensor, rotation: Ro
     elif cache.dtype not in (projected.dtype, torch.float8_e4m3fn):
         problem = f"{projected.dtype} heads cannot be written to a cache of {cache.dtype}"
     elif slots.shape != (rows,):
-        problem = f"{rows} rows need one slot each, got {tuple(slots.shape)}"
+        problem = f"{rows} rows need one slot each, got slots of shape {tuple(slots.shape)}"
     elif projected.stride()[1:] != (head_dim, 1):
         problem = "the heads of each projected row must be contiguous"
     elif rotation is not None and (rotation.cosine.shape != rotation.sine.shape or len(rotation.cosine) != rows):
-        problem = f"{rows} rows need angles each, not {tuple(rotation.cosine.shape)} and {tuple(rotation.sine.shape)}"
+        problem = f"{rows} rows do not fit angles of {tuple(rotation.cosine.shape)} and {tuple(rotation.sine.shape)}"
     elif rotation is not None and 2 * rotation.pairs > head_dim:
-        problem = f"{rotation.pairs} pairs do not fit in heads of {head_dim}"
+        problem = f"{rotation.pairs} rotary pairs do not fit in heads of {head_dim} values"
     if problem is not None:
         raise ConfigurationError(f"KV write: {problem}.")

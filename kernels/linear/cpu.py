@@ -72,7 +72,7 @@ class NativeLinear(nn.Module):
         """
         if hidden.dim() != 2 or hidden.shape[1] != self.shape[1] or hidden.dtype != self.dtype:
             raise ConfigurationError(
-                f"A packed layer takes (rows, {self.shape[1]}) in {self.dtype}, got {tuple(hidden.shape)} in "
+                f"A packed layer takes input (rows, {self.shape[1]}) in {self.dtype}, got {tuple(hidden.shape)} in "
                 f"{hidden.dtype}."
             )
         rows = hidden.shape[0]
@@ -101,7 +101,7 @@ class NativeEmbedding(nn.Module):
         Raises IndexError for an id of out_features or more, and ConfigurationError for other tensors.
         """
         if token_ids.dim() != 1 or token_ids.dtype != torch.int64 or token_ids.is_cuda:
-            raise ConfigurationError(f"Token ids need (tokens,) int64, got {tuple(token_ids.shape)} {token_ids.dtype}.")
+            raise ConfigurationError(f"Token ids must be 1-D int64, got {tuple(token_ids.shape)} {token_ids.dtype}.")
         out = self.weight.new_empty(len(token_ids), self._head.shape[1])
         token_ids = token_ids.contiguous()
         if self._rows(

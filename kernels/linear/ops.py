@@ -57,7 +57,7 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
                 release_freed_memory()
         elif batch_invariant and not child.is_invariant:
             raise ConfigurationError(
-                "batch_invariant: this model was packed without it for another engine. Load the model again.",
+                "batch_invariant: another engine packed this model without the option. Load the model again.",
                 param="batch_invariant",
             )
     if batch_invariant:
@@ -151,4 +151,4 @@ def _check_hidden(hidden: Tensor, weight: QuantizedWeight) -> None:
             param="hidden",
         )
     if hidden.shape[1] > 1 and hidden.stride(1) != 1:
-        raise ConfigurationError("The activations' rows must be contiguous.", param="hidden")
+        raise ConfigurationError("Each row of the activations must be contiguous.", param="hidden")

@@ -29,14 +29,14 @@ def _check(out: Tensor, hidden: Tensor, weights: LoraWeights, plan: LoraPlan) ->
     adapters, rank, inputs = weights.down.shape
     if weights.up.shape != (adapters, out.shape[-1], rank) or hidden.shape[-1] != inputs:
         raise ConfigurationError(
-            f"Adapters {tuple(weights.down.shape)}, {tuple(weights.up.shape)} do not fit inputs {tuple(hidden.shape)} "
-            f"and outputs {tuple(out.shape)}.",
+            f"Adapters of {tuple(weights.down.shape)} and {tuple(weights.up.shape)} do not fit inputs "
+            f"{tuple(hidden.shape)} and outputs {tuple(out.shape)}.",
             param="weights",
         )
     if adapters < plan.num_adapters or len(plan.adapters) > min(len(out), len(hidden)):
-        raise ConfigurationError("The plan does not match the rows, or names more adapters than given.", param="plan")
+        raise ConfigurationError("The LoRA plan does not fit the rows or names more adapters than given.", param="plan")
     if not hidden.dtype == out.dtype == weights.down.dtype == weights.up.dtype:
-        actual = f"adapters have {weights.down.dtype}, data {hidden.dtype} and {out.dtype}"
-        raise ConfigurationError(f"Adapters and data need the same dtype: {actual}.", param="weights")
+        fault = f"Adapters in {weights.down.dtype} do not fit data in {hidden.dtype} and {out.dtype}."
+        raise ConfigurationError(fault, param="weights")
     if hidden.stride(-1) != 1 or out.stride(-1) != 1:
-        raise ConfigurationError("The elements of a row must be contiguous.", param="hidden")
+        raise ConfigurationError("Each row of activations must be contiguous.", param="hidden")

@@ -36,10 +36,10 @@ class LoraWeights:
     def stacked(cls, adapters: Sequence[tuple[Tensor, Tensor]]) -> LoraWeights:
         """Stack adapters, given as (rank, inputs) and (features, rank) each."""
         if not adapters:
-            raise ConfigurationError("The list of adapters is empty.", param="adapters")
+            raise ConfigurationError("The list of LoRA adapters is empty.", param="adapters")
         most = max(down.shape[0] for down, _ in adapters)
         if most > _MAX_RANK:
-            raise ConfigurationError(f"An adapter has rank {most}, the maximum is {_MAX_RANK}.", param="adapters")
+            raise ConfigurationError(f"An adapter has rank {most}; the maximum is {_MAX_RANK}.", param="adapters")
         rank = max(_MIN_RANK, next_power_of_2(most))
         first_down, first_up = adapters[0]
         stack = cls(
@@ -73,7 +73,7 @@ class LoraPlan:
         """Assign an adapter to each row, or `NO_ADAPTER`. Does not wait for the device."""
         chosen = np.asarray(adapters, np.int32)
         if len(chosen) > len(self.rows):
-            raise ConfigurationError(f"{len(chosen)} rows do not fit a plan for {len(self.rows)}.", param="adapters")
+            raise ConfigurationError(f"{len(chosen)} rows exceed the plan's {len(self.rows)} rows.", param="adapters")
         if len(chosen) and not NO_ADAPTER <= chosen.min() <= chosen.max() < self.num_adapters:
             raise ConfigurationError(f"Adapter numbers must be below {self.num_adapters}.", param="adapters")
         order = np.argsort(chosen, kind="stable").astype(np.int32)

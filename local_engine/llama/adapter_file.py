@@ -29,30 +29,30 @@ def read_adapter(path: Path | str, base: GgufHeader) -> GgufHeader:
 
 def _complaints(header: GgufHeader, base: GgufHeader) -> Iterator[str]:
     if (header.metadata.get("general.type"), header.metadata.get("adapter.type")) != ("adapter", "lora"):
-        yield "it is not a LoRA adapter"
+        yield "the file is not a LoRA adapter"
     if header.architecture != base.architecture:
-        yield f"it is for {header.architecture}, but the model is {base.architecture}"
+        yield f"the adapter is for {header.architecture}, but the model is {base.architecture}"
     alpha = header.metadata.get("adapter.lora.alpha")
     if not isinstance(alpha, float) or not math.isfinite(alpha):
-        yield f"its adapter.lora.alpha is {alpha!r}, not a finite number"
+        yield f"the field adapter.lora.alpha is {alpha!r}, not a finite number"
     weights = {tensor.name: tensor for tensor in base.tensors}
     factors = {tensor.name: tensor for tensor in header.tensors if not tensor.name.endswith("_norm.weight")}
     for name, factor in factors.items():
         target, suffix = name[: -len(_DOWN)], name[-len(_DOWN) :]
         weight = weights.get(target)
         if suffix not in (_DOWN, _UP) or weight is None:
-            yield f"the model has no weights for its {name!r}"
+            yield f"the model has no weights for the adapter's tensor {name!r}"
         elif factor.kind in _UNMULTIPLIED or not factor.size:
-            yield f"its {name!r} has type {factor.kind}, which cannot be multiplied"
+            yield f"the tensor {name!r} has type {factor.kind}, which cannot be multiplied"
         elif len(factor.shape) != len(weight.shape) or len(factor.shape) < 2:
-            yield f"its {name!r} has shape {factor.shape}, but the weights have shape {weight.shape}"
+            yield f"the tensor {name!r} has shape {factor.shape}, but the weights have shape {weight.shape}"
         elif suffix == _DOWN:
             other = factors.get(target + _UP)
             if other is None or not _fit(weight, factor, other):
                 shapes = f"{factor.shape} and {None if other is None else other.shape}"
-                yield f"its factors for {target!r} have shapes {shapes}, but the weights have shape {weight.shape}"
+                yield f"the factors for {target!r} have shapes {shapes}, but the weights have shape {weight.shape}"
         elif target + _DOWN not in factors:
-            yield f"it has only one factor for {target!r}"
+            yield f"the adapter has only one factor for {target!r}"
 
 
 def _fit(weight: GgufTensor, down: GgufTensor, up: GgufTensor) -> bool:

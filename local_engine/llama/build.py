@@ -123,10 +123,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="llama_build", description=(__doc__ or "").partition("\n")[0], allow_abbrev=False
     )
     action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--env", action="store_true", help="print the options as shell `export` lines")
-    action.add_argument("--install", action="store_true", help="build the wheel if needed, and install it here")
-    action.add_argument("--wheel-dir", action="store_true", help="print the cache folder of this machine's wheel")
-    parser.add_argument("-c", "--constraints", type=Path, help="take the version from this constraints file")
+    action.add_argument("--env", action="store_true", help="print the build options as shell `export` lines")
+    action.add_argument("--install", action="store_true", help="install llama-cpp-python, built if needed")
+    action.add_argument("--wheel-dir", action="store_true", help="print the folder of the built llama-cpp-python wheel")
+    parser.add_argument("-c", "--constraints", type=Path, help="build the version that this constraints file pins")
     options = parser.parse_args(arguments)
     try:
         version = pinned_version(options.constraints) if options.constraints else None

@@ -163,7 +163,7 @@ class LlamaModel:
             capacity = -count  # a text can have more tokens than bytes, because a space may take three tokens
         tokens = buffer[:count]
         if tokens and min(tokens) < 0:
-            raise InvalidRequestError("The vocabulary has no token for this text, and no unknown token.")
+            raise InvalidRequestError("The vocabulary has no token for this text, and none for unknown text.")
         return tokens
 
     def _refuse_unwritable(self, text: str) -> None:

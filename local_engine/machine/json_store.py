@@ -37,7 +37,7 @@ class JsonStore:
             private_file(temporary).write_bytes(msgspec.json.encode(note))
             temporary.replace(file)
         except OSError as error:
-            _log.info("Could not write to the state folder, so this result is not saved: %s", error)
+            _log.info("Could not write to the state folder, so a measured result is not saved: %s", error)
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

@@ -90,7 +90,7 @@ def ensure_fits(name: str, header: GgufHeader, plan: MemoryPlan, available: int)
         f"{plan.context_length:,} tokens in {plan.kv_cache_type}, buffers {_shown(buffers)}"
     )
     advice = list(_smaller_contexts(header, plan, available))
-    advice = [*advice, "let `updraft tune` choose"] if advice else ["use a smaller or more strongly quantized model"]
+    advice = [*advice, "run `updraft tune`"] if advice else ["use a smaller or more strongly quantized model"]
     raise ModelTooLargeError(
         f"{name} needs {_shown(need.total)} of memory ({parts}), but only {_shown(max(0, available))} are free: "
         f"{', or '.join([*advice, 'unload another model or close other programs'])}.",

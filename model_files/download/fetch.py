@@ -69,7 +69,7 @@ def _fetch_web(spec: DownloadSpec, part: PartialFile, retries: RetryLimits, repo
                 if part.size >= best + retries.worthwhile:
                     failures, best = 0, part.size
                 failures += 1
-                kept = f", {part.size:,} bytes are kept" if spec.can_continue else ""
+                kept = f"; {part.size:,} downloaded bytes are kept" if spec.can_continue else ""
                 give_up_or_wait(error, failures, retries, report, kept)
 
 
@@ -127,7 +127,7 @@ def _check(response: httpx.Response, spec: DownloadSpec, part: PartialFile) -> N
         part.restart()
         whole = int(length) if length.isascii() and length.isdigit() else None
     if whole is not None and spec.size is not None and whole != spec.size:
-        raise _discarded(part, f"{spec.source} has {whole:,} bytes, {spec.size:,} were announced")
+        raise _discarded(part, f"{spec.source} has {whole:,} bytes, but {spec.size:,} bytes were announced")
     if whole is not None and spec.size is None:
         check_disk_space(part.path.parent, spec.name, whole - part.size)
     # Skip this check for hubs: their addresses are pinned to a revision, and their storage sends other validators.

@@ -76,4 +76,4 @@ def _listed(files: Sequence[HubFile]) -> str:
         for file in sorted(files, key=lambda file: (file.size or 0, file.path))[:_MAX_LISTED]
     ]
     more = len(files) - len(lines)
-    return "\n".join([*lines, f"  and {more} more"] if more > 0 else lines)
+    return "\n".join([*lines, f"  and {more} more files"] if more > 0 else lines)

@@ -111,7 +111,7 @@ class PartialFile:
 
     def _disk_full(self) -> DiskSpaceError:
         needed = None if self._record.size is None else self._record.size - self.size
-        wanted = "" if needed is None else f", {needed:,} are missing"
+        wanted = "" if needed is None else f", {needed:,} bytes of the download are missing"
         there, advice = f"{self.size:,} bytes are kept", "pull again to resume, or discard them with `updraft rm`"
         if self._record.identity is None:
             self.restart()

@@ -63,7 +63,7 @@ def check_url(text: str) -> httpx.URL:
     if url.scheme not in ("http", "https") or not url.host:
         raise InvalidRequestError(f"Models can be downloaded from https:// only, not from {url.scheme}://{url.host}.")
     if url.userinfo:
-        raise InvalidRequestError(f"The URL at {url.host} holds a password, which would appear in lists and logs.")
+        raise InvalidRequestError(f"The URL at {url.host} holds a password, which would appear in logs. Leave it out.")
     if url.scheme == "http" and not _is_this_machine(url.host):
         raise InvalidRequestError(
             f"http://{url.host} is not encrypted, so the model could be replaced in transit: use https://."

@@ -37,7 +37,7 @@ def messages_of(messages: Sequence[Block], system: str | list[Block] | None) -> 
         elif role == "system":
             chat.append({"role": role, "content": _content(blocks, f"{param}.content")})
         else:
-            raise invalid_value(f"{param}.role", "must be user, assistant or system")
+            raise invalid_value(f"{param}.role", "the role must be user, assistant or system")
     return chat
 
 
@@ -45,7 +45,7 @@ def _blocks(content: Any, param: str) -> list[Block]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in cast("list[Any]", content)):
-        raise invalid_value(param, "must be a string or a list of content blocks")
+        raise invalid_value(param, "the content must be a string or a list of content blocks")
     return cast("list[Block]", content)
 
 
@@ -125,7 +125,7 @@ def _data_url(source: Block, param: str) -> str:
 def _text(block: Block, name: str, param: str) -> str:
     value = block.get(name)
     if not isinstance(value, str):
-        raise invalid_value(f"{param}.{name}", "must be a string")
+        raise invalid_value(f"{param}.{name}", "the value must be a string")
     return value
 
 

@@ -74,9 +74,9 @@ def read_messages_request(fields: Mapping[str, Any]) -> MessagesRequest:
     # Restore the original values, because `convert` drops nulls, which have meaning inside arguments and schemas.
     request.messages, request.tools = fields["messages"], fields.get("tools") or []
     if request.max_tokens < 1:
-        raise invalid_value("max_tokens", f"must be at least 1, got {request.max_tokens}")
+        raise invalid_value("max_tokens", f"the limit must be at least 1, got {request.max_tokens}")
     if not request.messages:
-        raise invalid_value("messages", "must hold at least one message")
+        raise invalid_value("messages", "the list must hold at least one message")
     return request
 
 
@@ -127,7 +127,7 @@ def _tools(request: MessagesRequest) -> dict[str, Any]:
     if choice is None:
         return fields
     if (choice.type == "tool") != (choice.name is not None):
-        raise invalid_value("tool_choice.name", 'required for type "tool" and not allowed otherwise')
+        raise invalid_value("tool_choice.name", 'a name is required for type "tool" and not allowed otherwise')
     if any(tool.get("name") == choice.name for tool in request.tools if choice.name and not _is_function(tool)):
         raise UnsupportedFeatureError("tool_choice names a tool that no model here can call.", param="tool_choice")
     named = {"type": "function", "function": {"name": choice.name}}
@@ -161,5 +161,5 @@ def _effort(request: MessagesRequest) -> str | None:
 def _response_format(format_: Any) -> dict[str, Any]:
     wanted = object_of(format_)
     if wanted.get("type") != "json_schema" or set(wanted) != {"type", "schema"}:
-        raise invalid_value("output_config.format", 'must be {"type": "json_schema", "schema": ...}')
+        raise invalid_value("output_config.format", 'the format must be {"type": "json_schema", "schema": ...}')
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"], "strict": True}}

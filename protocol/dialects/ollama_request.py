@@ -178,7 +178,7 @@ def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
     if (effort := _effort(request)) is not None:
         body["reasoning_effort"] = effort
     if request.format not in ("", "json") and not isinstance(request.format, dict):
-        raise invalid_value("format", 'must be "json" or a JSON schema')
+        raise invalid_value("format", 'the format must be "json" or a JSON schema')
     if request.stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     if isinstance(request, OllamaGenerate) and request.is_bare:
@@ -228,7 +228,7 @@ def _effort(request: _ChatOptions) -> str | None:
         return request.effort[0]
     effort = {"true": None, "false": "none"}.get(str(request.think).lower(), request.think)
     if effort not in (None, "none", *_EFFORTS):
-        raise invalid_value("think", f"must be true, false or one of {', '.join(_EFFORTS)}")
+        raise invalid_value("think", f"the value must be true, false or one of {', '.join(_EFFORTS)}")
     return effort
 
 
@@ -304,4 +304,4 @@ def _data_url(picture: Any, param: str) -> str:
     for beginning, media_type in _PICTURES.items():
         if isinstance(picture, str) and picture.startswith(beginning):
             return f"data:{media_type};base64,{picture}"
-    raise invalid_value(param, "must be a PNG, JPEG, GIF or WebP image in Base64")
+    raise invalid_value(param, "the image must be a PNG, JPEG, GIF or WebP file in Base64")

@@ -68,9 +68,9 @@ def since_compaction(items: Sequence[Item]) -> list[Item]:
         content = base64.b64decode(items[at]["encrypted_content"][len(_COMPACTED) :])
         held = items_of(_list_of_parts(json_of(content), param))
     except ValueError as error:
-        raise invalid_value(param, "must be unchanged") from error
+        raise invalid_value(param, "send the content of the compaction unchanged") from error
     if any(item["type"] == "item_reference" for item in held):
-        raise invalid_value(param, "must hold whole items")
+        raise invalid_value(param, "the content must hold whole items, not references")
     return since_compaction([*held, *items[at + 1 :]])
 
 
@@ -96,7 +96,7 @@ def _full(item: Item, param: str) -> Item:
     full = {"status": "completed", **item, "type": kind, "id": str(item.get("id") or item_id(kind))}
     if kind == "message":
         if item.get("role") not in _ROLES:
-            raise invalid_value(f"{param}.role", f"must be one of {', '.join(_ROLES)}")
+            raise invalid_value(f"{param}.role", f"the role must be one of {', '.join(_ROLES)}")
         full["content"] = _parts(item, f"{param}.content")
     elif kind == "reasoning":
         full.setdefault("summary", [])
@@ -108,7 +108,7 @@ def _full(item: Item, param: str) -> Item:
             full["call_id"] = item.get("call_id") or full["id"]
         for name in _CALL_FIELDS.get(kind, ("call_id",)):
             if not isinstance(full.get(name), str):
-                raise invalid_value(f"{param}.{name}", "must be a string")
+                raise invalid_value(f"{param}.{name}", "the value must be a string")
     return full
 
 
@@ -125,7 +125,7 @@ def _parts(message: Item, param: str) -> list[Item]:
 def _list_of_parts(value: Any, param: str) -> list[Item]:
     parts = objects_of(value)
     if not isinstance(value, list) or len(parts) < len(cast("list[Any]", value)) or not all(parts):
-        raise invalid_value(param, "must be a string or a list of parts")
+        raise invalid_value(param, "the content must be a string or a list of parts")
     return parts
 
 

@@ -141,7 +141,7 @@ def read_responses_request(fields: Mapping[str, Any]) -> ResponsesRequest:
         if name not in _INCLUDABLE:
             raise invalid_value("include", f"supported values are {', '.join(_INCLUDABLE)}, got {name[:100]!r}")
     if request.max_output_tokens is not None and request.max_output_tokens < 1:
-        raise invalid_value("max_output_tokens", f"must be at least 1, got {request.max_output_tokens}")
+        raise invalid_value("max_output_tokens", f"the limit must be at least 1, got {request.max_output_tokens}")
     check_metadata(request.metadata)
     return request
 

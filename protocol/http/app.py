@@ -347,14 +347,14 @@ def _check_framing(scope: Scope) -> None:
     sent = dict(headers)
     coding, version = sent.get(b"transfer-encoding"), scope.get("http_version", "1.1")
     if coding is not None and (b"content-length" in sent or version == "1.0"):
-        raise _FramingError("Transfer-Encoding rules out Content-Length and HTTP/1.0.")
+        raise _FramingError("Transfer-Encoding cannot be combined with Content-Length or HTTP/1.0.")
     if coding is not None and coding.lower() != b"chunked":
         raise _FramingError("The only supported Transfer-Encoding is chunked.")
     names = [name for name, _ in headers]
     if max(map(names.count, _SINGLE)) > 1 or version not in _VERSIONS:
         raise _FramingError("A request must have one Host, at most one Transfer-Encoding, and a known HTTP version.")
     if len(headers) > _MAX_HEADERS:
-        raise _FramingError(f"More than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
+        raise _FramingError(f"The request has more than {_MAX_HEADERS} headers: send fewer.", code="too_many_headers")
     if any(name == b"content-encoding" and value.lower() not in (b"", b"identity") for name, value in headers):
         raise _FramingError("Content-Encoding is not supported: send the body uncompressed.")
 
@@ -393,7 +393,7 @@ class _Exchange:
             async with self._waiting(1 if self._is_arriving else sys.maxsize):
                 message = await self._receive()
         except TimeoutError as error:
-            raise OverloadedError("The body arrived too slowly while memory was short: send fewer at once.") from error
+            raise OverloadedError("The body arrived too slowly while memory was short: send fewer requests.") from error
         if message["type"] == "http.disconnect" and self._complete:
             await asyncio.Event().wait()  # a disconnect after the response must not cancel the app's final steps
         if message["type"] == "http.request":

@@ -63,5 +63,5 @@ def check_names(fields: Mapping[str, Any]) -> None:
 
 def _check(param: str, value: Any, most: int) -> None:
     if isinstance(value, str) and len(value) > most:
-        fault = f"has {len(value)} characters, at most {most} are allowed: '{value[:40]}...'"
-        raise invalid_field(param, f"{param} {fault}")
+        fault = f"{param} has {len(value)} characters, at most {most} are allowed: '{value[:40]}...'"
+        raise invalid_field(param, fault)

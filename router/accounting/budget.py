@@ -30,7 +30,7 @@ log = logging.getLogger("updraft.router")
 
 _EXCESS: dict[Kind, str] = {
     "usd": "${} of ${} are used or reserved, and this request may cost ${}",
-    "cloud_tokens": "{} of {} cloud tokens are used or reserved, and this request may take {}",
+    "cloud_tokens": "{} of {} cloud tokens are used or reserved, and this request may take {} tokens",
 }
 _WOKEN = 8  # maximum number of waiting requests to wake when the actual cost of another request is booked
 _RETRY_S = 1.0  # maximum seconds between retries, since a booking by another process does not wake a waiting request
@@ -50,10 +50,10 @@ class BudgetLimits:
     period: Period = "day"
 
     def __post_init__(self) -> None:
-        _check(self.period in get_args(Period), "period", "day or month")
-        _check(self.usd is None or self.usd >= 0, "usd", "0 or more")
-        _check(self.cloud_tokens is None or self.cloud_tokens >= 0, "cloud_tokens", "0 or more")
-        _check(self.cloud_share is None or 0 <= self.cloud_share <= 1, "cloud_share", "from 0 to 1")
+        _check(self.period in get_args(Period), "budget.period must be day or month")
+        _check(self.usd is None or self.usd >= 0, "budget.usd must be 0 or more")
+        _check(self.cloud_tokens is None or self.cloud_tokens >= 0, "budget.cloud_tokens must be 0 or more")
+        _check(self.cloud_share is None or 0 <= self.cloud_share <= 1, "budget.cloud_share must be from 0 to 1")
 
     def __bool__(self) -> bool:
         return (self.usd, self.cloud_tokens, self.cloud_share) != (None, None, None)
@@ -301,6 +301,6 @@ def _today() -> int:
     return int(time.time() // DAY_S)
 
 
-def _check(holds: bool, name: str, wanted: str) -> None:
+def _check(holds: bool, rule: str) -> None:
     if not holds:
-        raise ConfigurationError(f"budget: {name} must be {wanted}.", param=f"budget.{name}")
+        raise ConfigurationError(f"{rule}.", param=rule.partition(" must ")[0])

@@ -74,7 +74,7 @@ def explained(row: LedgerRow) -> dict[str, str]:
         f"cloud {row.cloud_prompt_tokens:,} read, {row.cloud_tokens:,} written"
     ]
     if row.draft_proposed:
-        facts["draft"] = [f"{row.draft_accepted:,} of {row.draft_proposed:,} tokens accepted by the cloud"]
+        facts["draft"] = [f"{row.draft_accepted:,} of {row.draft_proposed:,} draft tokens accepted by the cloud"]
     if row.cloud_model:
         facts["cloud"] = [row.cloud_model]
     saved = "saving unknown" if row.saved_usd is None else f"saved {_dollars(row.saved_usd)}"

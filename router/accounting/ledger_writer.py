@@ -24,7 +24,7 @@ class RequestWriter(LedgerWriter):
         super().__init__(
             SqliteStore(path, REQUESTS, is_strict=False),
             keep_from=keep_from,
-            consequence=f"continue, with rows kept in memory. Run `updraft doctor` to check {path} for damage",
+            consequence=f"Rows stay in memory meanwhile. Run `updraft doctor` to check {path} for damage",
         )
 
     def keep(self, row: LedgerRow) -> None:

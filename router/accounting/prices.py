@@ -31,7 +31,7 @@ class Prices:
                 raise ConfigurationError(message, param=f"prices.{name}")
         if (self.cloud_input is None) != (self.cloud_output is None):
             missing = "prices.cloud_input" if self.cloud_input is None else "prices.cloud_output"
-            raise ConfigurationError(f"{missing} is missing: set it too, to 0 if it is free.", param=missing)
+            raise ConfigurationError(f"{missing} is missing: set it too, to 0 if the cloud is free.", param=missing)
 
     def local(self, prompt_tokens: int, completion_tokens: int) -> float:
         return Price(self.local_input, self.local_output).of(prompt_tokens, completion_tokens)

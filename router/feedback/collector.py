@@ -74,7 +74,7 @@ class LearningCounts:
             Metric("updraft_learning_waiting", "gauge", "judged answers waiting to be stored", self.waiting),
             Metric("updraft_learning_kept_total", "counter", "judged answers stored as experience", self.kept),
             Metric(
-                "updraft_learning_dropped_total", "counter", "judged answers dropped as too many waited", self.dropped
+                "updraft_learning_dropped_total", "counter", "judged answers dropped from a full queue", self.dropped
             ),
             Metric("updraft_learning_failed_total", "counter", "judged answers that could not be stored", self.failed),
         ]

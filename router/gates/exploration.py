@@ -83,7 +83,7 @@ class ExplorationGates(_WrappingGates):
         """Return `gates` wrapped in the same exploration. Raises InvalidRequestError if the server sends no signals."""
         if isinstance(self._gates, NoSignalGates):
             raise InvalidRequestError(
-                "updraft.confidence needs log-probabilities, but the local server reports none. Leave it out.",
+                "updraft.confidence needs log-probabilities, but the local server has none. Omit updraft.confidence.",
                 param="updraft.confidence",
             )
         return ExplorationGates(gates, exploration=self._exploration, shadow=self._shadow, rng=self._rng)

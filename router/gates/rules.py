@@ -102,10 +102,8 @@ def device_only_error(privacy_rule: str, no_local: UpdraftError | None = None) -
     """Return the error for a request that must stay on the device. `no_local`: why the device cannot answer it."""
     cause = f"the privacy rule {privacy_rule!r}"
     if privacy_rule in UNREADABLE:
-        cause = f"its privacy rules, which cannot read {privacy_rule}"
-    fault = (
-        ": model='cloud' and embeddings are not allowed. Use model='auto' or 'local', or remove the private content."
-    )
+        cause = f"privacy rules that cannot read {privacy_rule}"
+    fault = ": model='cloud' and embeddings are refused. Use model='auto' or 'local', or remove the private content."
     if no_local is not None:
         fault = f", but the device cannot answer it: {no_local.message}"
     return InvalidRequestError(f"This request must stay on the device because of {cause}{fault}", code="private")

@@ -193,7 +193,7 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
     if raw is None:
         return UpdraftOptions()
     if (given := table(raw)) is None:
-        raise invalid_value("updraft", "must be an object")
+        raise invalid_value("updraft", "the value must be an object")
     try:
         options = convert(given, UpdraftOptions)
     except InvalidRequestError as error:
@@ -220,17 +220,17 @@ def _check_frame(body: dict[str, Any]) -> None:
     all other fields. Raises InvalidRequestError."""
     messages = tables(body.get("messages"))
     if messages is None or not all(isinstance(message.get("role"), str) for message in messages):
-        raise _invalid("messages", "must be a list of objects, each with a role")
+        raise _invalid("messages", "messages must be a list of objects, each with a role")
     if not messages:
-        raise _invalid("messages", "must have at least one message")
+        raise _invalid("messages", "messages must have at least one message")
     check_message_count(len(messages))
     if not isinstance(body.get("stream"), bool | None):
-        raise _invalid("stream", "must be true or false")
+        raise _invalid("stream", "stream must be true or false")
     check_stream_options(body)
     for param, least in _MINIMA.items():
         value: Any = body.get(param)
         if isinstance(value, int | float) and value < least and value not in _UNBOUNDED.get(param, ()):
-            raise _invalid(param, f"must be at least {least}")
+            raise _invalid(param, f"{param} must be at least {least}")
 
 
 def check_stream_options(body: dict[str, Any]) -> None:
@@ -238,13 +238,13 @@ def check_stream_options(body: dict[str, Any]) -> None:
     if body.get("stream_options") is None:
         return
     if table(body["stream_options"]) is None:
-        raise _invalid("stream_options", "must be an object")
+        raise _invalid("stream_options", "stream_options must be an object")
     if body.get("stream") is not True:
-        raise _invalid("stream_options", "is only allowed with stream=true")
+        raise _invalid("stream_options", "stream_options is only allowed with stream=true")
 
 
 def _invalid(param: str, fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{param} {fault}.", param=param, code="invalid_value")
+    return InvalidRequestError(f"{fault}.", param=param, code="invalid_value")
 
 
 def _device_request(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRequestError | None]:
@@ -262,15 +262,15 @@ def _device_request(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRe
 def unsupported_on_device(request: ChatRequest | CompletionRequest) -> UnsupportedFeatureError | None:
     """Return the error for a parameter that Updraft's cloud engine supports and the local engine does not, or None."""
     if request.num_candidates > request.num_answers:
-        return UnsupportedFeatureError("best_of: this device generates one candidate.", param="best_of")
+        return UnsupportedFeatureError("best_of: this device generates only one candidate per answer.", param="best_of")
     if request.use_beam_search:
         return UnsupportedFeatureError("use_beam_search: this device does not support it.", param="use_beam_search")
     for param in ("return_token_ids", "answer_token_ids"):
         if getattr(request, param):
-            return UnsupportedFeatureError(f"{param}: this device supports only text.", param=param)
+            return UnsupportedFeatureError(f"{param}: this device supports text, but no token ids.", param=param)
     if request.running_usage:
         return UnsupportedFeatureError(
-            "continuous_usage_stats: this device reports usage at the end.",
+            "continuous_usage_stats: this device reports usage only at the end of a stream.",
             param="stream_options.continuous_usage_stats",
         )
     return None

@@ -73,7 +73,7 @@ class ChatSocket:
             elif kind == "chat":
                 await self._begin(chat_id, fields)
             else:
-                raise invalid_value("type", "must be chat or cancel")
+                raise invalid_value("type", "the type must be chat or cancel")
         except UpdraftError as error:
             await self._send("error", chat_id, error=error.to_body()["error"])
 

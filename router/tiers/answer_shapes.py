@@ -37,7 +37,7 @@ def completion_in(
         body["usage"] = usage.standard(body.get("usage"))
     silent = ("content_filter", "length", "stop") if usage and usage.completion_tokens else ("content_filter", "length")
     if not choices or not all(_is_text(each) if is_text else _is_choice(each, silent) for each in choices):
-        raise invalid_answer(url, "its answer is not a completion")
+        raise invalid_answer(url, "the answer is not a completion")
     for choice in choices:
         _normalize(choice)
     return body
@@ -48,7 +48,7 @@ def embeddings_in(raw: bytes, url: str, encoding: Any) -> dict[str, Any]:
     answer = _table(raw, url)
     entries = tables(answer.get("data"))
     if not entries:
-        raise invalid_answer(url, "its answer has no embeddings")
+        raise invalid_answer(url, "the answer has no embeddings")
     try:
         for entry in entries:
             if encoding == "base64" and (numbers := rows(entry.get("embedding"))) is not None:
@@ -56,7 +56,7 @@ def embeddings_in(raw: bytes, url: str, encoding: Any) -> dict[str, Any]:
             elif encoding in (None, "float") and isinstance(text := entry.get("embedding"), str):
                 entry["embedding"] = vector_of(text)
     except (OverflowError, ValueError, struct.error) as error:
-        raise invalid_answer(url, "its answer has an embedding that is neither numbers nor base64") from error
+        raise invalid_answer(url, "the answer has an embedding that is neither numbers nor base64") from error
     entries.sort(key=lambda entry: index_of(entry, 0))
     return answer
 
@@ -161,7 +161,7 @@ def _table(raw: bytes, url: str, read: Callable[[bytes], Any] = json_of) -> dict
     try:
         return object_of(read(raw))
     except ValueError as error:
-        raise invalid_answer(url, "its answer is not JSON") from error
+        raise invalid_answer(url, "the answer is not JSON") from error
 
 
 def _is_text(choice: dict[str, Any]) -> bool:

@@ -214,7 +214,7 @@ class HttpCloudTier:
     async def _read_whole(self, response: httpx.Response) -> bytes:
         raw = await _read(response, MAX_BODY_BYTES)
         if len(raw) > MAX_BODY_BYTES:
-            raise invalid_answer(self._url, f"its answer exceeds {MAX_BODY_BYTES} bytes")
+            raise invalid_answer(self._url, f"the answer exceeds {MAX_BODY_BYTES} bytes")
         return raw
 
     async def _send(self, method: str, path: str, content: Content | None, forwarded: Forwarding) -> httpx.Response:
@@ -258,7 +258,7 @@ class HttpCloudTier:
         self.continues = False
         log.warning("%s restarts answers instead of continuing them; no more streams are handed over to it", self._url)
         if verdict == "differs":
-            raise invalid_answer(self._url, "it restarted the answer instead of continuing it")
+            raise invalid_answer(self._url, "the server restarted the answer instead of continuing it")
 
 
 def _digest(call: ProviderCall) -> bytes:

@@ -114,7 +114,7 @@ class CloudForbidden(CloudFailure):
 def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
     """Map an HTTP status other than 200 to a failure."""
     if 200 <= status < 300:
-        return invalid_answer(url, f"it answered {status} instead of 200")
+        return invalid_answer(url, f"the server answered {status} instead of 200")
     if 300 <= status < 400:
         return _redirected(url, status, headers.get("location", ""))
     if status >= 600:
@@ -123,7 +123,7 @@ def refused(url: str, status: int, headers: Mapping[str, str], raw: bytes) -> Cl
     after = headers.get("retry-after") or None
     known = after is not None and after.isascii() and after.isprintable() and len(after) <= 64
     error = RelayedError(status, body, after if known else None)
-    failure = _relayed(f"it answered {status}", status, error, headers.get("x-should-retry"))
+    failure = _relayed(f"the server answered {status}", status, error, headers.get("x-should-retry"))
     failure.status, failure.unbilled = status, True
     failure.retry_after_s = _retry_after_s(headers)
     return failure
@@ -134,25 +134,25 @@ def reported(url: str, error: Any) -> CloudFailure:
     body = completed(table(error) or {"message": error}, 502, f"The cloud at {url} reported an error in its stream.")
     code: Any = body["code"]
     status = code if isinstance(code, int) and 400 <= code < 600 else 502
-    return _relayed("its stream reported an error", status, RelayedError(status, body), None)
+    return _relayed("the stream reported an error", status, RelayedError(status, body), None)
 
 
 def timed_out(url: str, seconds: float) -> CloudFailure:
     error = RequestTimeoutError(f"The cloud at {url} did not answer within {seconds:.1f} s.")
-    return CloudFailure("it was too slow", error, "unreachable")
+    return CloudFailure("the server was too slow", error, "unreachable")
 
 
 def unreachable(url: str, error: httpx.HTTPError) -> CloudFailure:
     """Map a failed connection, or a connection lost before the answer began, to a failure."""
     if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
         stopped = RequestTimeoutError(f"The cloud at {url} stopped answering.")
-        return CloudFailure("it was too slow", stopped, "unreachable")
+        return CloudFailure("the server was too slow", stopped, "unreachable")
     detail = str(error) or type(error).__name__
     if not isinstance(error, httpx.TransportError):
-        return invalid_answer(url, f"its answer is malformed: {detail}")
+        return invalid_answer(url, f"the answer is malformed: {detail}")
     reached = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
     failed = CloudUnreachableError(f"The cloud at {url} cannot be reached: {detail}")
-    return CloudFailure(f"it cannot be reached: {detail}", failed, "unreachable", reached=reached)
+    return CloudFailure(f"the server cannot be reached: {detail}", failed, "unreachable", reached=reached)
 
 
 def circuit_open(url: str, cause: str, seconds: float) -> CloudFailure:
@@ -160,7 +160,7 @@ def circuit_open(url: str, cause: str, seconds: float) -> CloudFailure:
     message = f"The cloud at {url} is not asked for {seconds:.0f} s, because its last requests failed: {cause}."
     body = completed({"message": message, "code": CloudUnreachableError.default_code}, 502, "")
     error = RelayedError(502, body, retry_after=str(math.ceil(seconds)))
-    return CloudFailure(f"it is not asked for a while, since {cause}", error, "unreachable", reached=False)
+    return CloudFailure(f"no requests are sent for a while, because {cause}", error, "unreachable", reached=False)
 
 
 def misconfigured(error: UpdraftError) -> CloudFailure:
@@ -170,7 +170,7 @@ def misconfigured(error: UpdraftError) -> CloudFailure:
 
 def cut(url: str, detail: str) -> CloudFailure:
     error = UpstreamError(f"The stream of the cloud at {url} was cut before its end: {detail}")
-    return CloudFailure("its stream was cut", error, "unreachable")
+    return CloudFailure("the stream was cut", error, "unreachable")
 
 
 def invalid_answer(url: str, what: str) -> CloudFailure:
@@ -191,7 +191,7 @@ def _redirected(url: str, status: int, location: str) -> CloudFailure:
     target = "an unknown target"
     with suppress(httpx.InvalidURL, ValueError):
         target = shown_url(str(httpx.URL(url).join(location)))[:_MAX_URL] if location else target
-    cause = f"it answered {status}, a redirect to {target}"
+    cause = f"the server answered {status}, a redirect to {target}"
     message = (
         f"The cloud at {url} answered {status}, a redirect to {target}. Redirects are never followed, since the target "
         "would read the prompt. If you trust it, set cloud_url to it."

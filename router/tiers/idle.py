@@ -77,7 +77,7 @@ class UnloadingLocalTier:
     def pin(self, pinned: bool) -> None:
         """Set whether the model stays loaded while idle. Unpinning raises ConfigurationError if no idle time is set."""
         if not pinned and self._idle_s is None:
-            raise ConfigurationError("The model stays loaded. Set local_idle_s to change that.", param="local_idle_s")
+            raise ConfigurationError("The model cannot be unpinned. Set local_idle_s first.", param="local_idle_s")
         self.pinned = pinned
         if not self._runs:
             self._wait()

@@ -158,7 +158,7 @@ class ChatOnlyTier:
         raise UnsupportedFeatureError("prompt: this local model supports only chats.", param="prompt")
 
     async def with_encoder(self, work: Callable[[TextEncoder], T]) -> T:  # noqa: ARG002
-        raise UnsupportedFeatureError("This local model's tokenizer is not available here. Ask its server.")
+        raise UnsupportedFeatureError("This local model's tokenizer is not available here. Ask the local server.")
 
 
 @dataclass(frozen=True, slots=True)

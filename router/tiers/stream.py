@@ -19,7 +19,7 @@ from .connection import CloudEndpoint
 from .continuation_check import Continuation, ContinuationVerdict
 from .failures import cut, invalid_answer, timed_out
 
-_NO_STREAM = "it answered a streamed request with something other than an event stream"
+_NO_STREAM = "the server answered a streamed request with something other than an event stream"
 _LAST_BYTES_S = 0.2  # seconds that a server has to end its response after the end mark
 
 
@@ -53,7 +53,7 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
             if has_content(event[1]):
                 break
         else:
-            raise invalid_answer(self._url, "its stream ended before any content")
+            raise invalid_answer(self._url, "the stream ended before any content")
         held.extend(self._ready)
         self._ready = held
 
@@ -92,7 +92,7 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
             try:
                 self._payloads.extend(self._parser.feed(chunk))
             except sse.EventTooLongError as error:
-                raise invalid_answer(self._url, "its stream has an event that does not end") from error
+                raise invalid_answer(self._url, "the stream has an event that does not end") from error
             self._began = self._began or bool(self._payloads)
         return self._ready.popleft()
 
@@ -109,13 +109,13 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
         try:
             event = table(self._endpoint.provider.read(payload))
         except ValueError as error:
-            raise invalid_answer(self._url, "its stream has an event that is not JSON") from error
+            raise invalid_answer(self._url, "the stream has an event that is not JSON") from error
         if event is not None and event.get("error"):
             raise self._endpoint.provider.reported(
                 self._url, self._endpoint.redactor(self._callers_key).json(event["error"])
             )
         if event is None:
-            raise invalid_answer(self._url, "its stream has an event that is not an object")
+            raise invalid_answer(self._url, "the stream has an event that is not an object")
         if self._translator is None:
             return [self._checked(payload, event)]
         return [self._checked(json_bytes(chunk), chunk) for chunk in self._translator.read(event)]
@@ -126,9 +126,9 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
             payload = json_bytes(event)
         choices = tables(event["choices"])
         if choices is None:
-            raise invalid_answer(self._url, "its stream has an event with invalid choices")
+            raise invalid_answer(self._url, "the stream has an event with invalid choices")
         if not all(is_piece(choice) for choice in choices):
-            raise invalid_answer(self._url, "its stream has a choice that is not part of a message")
+            raise invalid_answer(self._url, "the stream has a choice that is not part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
         is_changed = self._choices.normalize(event)
         for choice in choices:

@@ -167,7 +167,7 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("[prices]\ncloud_input = inf", {}, {}, "prices.cloud_input must be 0 or more, and at most 1e.09"),
         ("[prices.models.m]\noutput = 1e300", {}, {}, "`prices.models.m.output` must be at most 1000000000"),
         ("[budget]\neur = 1", {}, {}, "Unknown setting eur in budget in"),
-        ("[budget]\nusd = -1", {}, {}, "budget: usd must be 0 or more"),
+        ("[budget]\nusd = -1", {}, {}, "budget.usd must be 0 or more"),
         ("middle = 5", {}, {}, "`middle` in .* is now `middle_tiers`"),
         ("", {"UPDRAFT_TOOL_PARSER": "hermes"}, {}, "`tool_parser` in .* is now `tool_call_parser`"),
         ('promise = "confidence"', {}, {}, 'is now promise = "level"'),

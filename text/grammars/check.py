@@ -91,7 +91,7 @@ class GrammarCheck:
             return msgspec.msgpack.decode(await asyncio.wait_for(_read(child.stdout), _WALL_SECONDS), type=_Reply)
         except _CHILD_GONE:
             await self.close()  # the child was killed by its limits, or is stuck
-            why = f"compiling it takes more than {CPU_SECONDS:g} s or {MEMORY_BYTES // 2**20} MB: simplify it."
+            why = f"compilation takes over {CPU_SECONDS:g} s or {MEMORY_BYTES // 2**20} MB: simplify the constraint."
             refusal = complexity_error(constraint, why)
             return _Reply(refusal.message, refusal.code)
         except BaseException:  # after a cancellation, the next caller must not read this reply

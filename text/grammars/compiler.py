@@ -98,10 +98,10 @@ class GrammarCompiler:
         if error := trial.get_error():
             raise _refused(constraint, _first_line(error))
         if spent > _TOKEN_CPU_SECONDS:
-            why = f"every token takes {spent * 1e3:.1f} ms, more than {_TOKEN_CPU_SECONDS * 1e3:g} ms"
+            why = f"each token takes {spent * 1e3:.1f} ms to check, more than {_TOKEN_CPU_SECONDS * 1e3:g} ms"
             raise complexity_error(constraint, f"{why}: shorten fixed texts, or simplify the constraint.")
         if matcher.is_stopped():
-            raise _refused(constraint, "it allows no answer, or only an empty one.")
+            raise _refused(constraint, "the constraint allows no answer, or only an empty one.")
         return matcher
 
 
@@ -112,7 +112,7 @@ def grammar_of(constraint: Constraint) -> str:
             schema = json.dumps(normalized(json.loads(constraint.source)))
             return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
         except (ValueError, RecursionError) as error:
-            raise _refused(constraint, f"not a JSON schema ({error}).") from error
+            raise _refused(constraint, f"the source is not a JSON schema ({error}).") from error
         except InexactError as error:
             raise _refused(constraint, f"{error}.") from error
     if constraint.kind == "regex":
@@ -137,7 +137,7 @@ def inline(constraint: Constraint) -> str:
         try:
             return inline_schema(json.loads(constraint.source))
         except (ValueError, RecursionError) as error:
-            raise _refused(constraint, f"not a JSON schema ({error}).") from error
+            raise _refused(constraint, f"the source is not a JSON schema ({error}).") from error
     if constraint.kind == "choice":
         return " | ".join(json.dumps(choice) for choice in json.loads(constraint.source))
     pattern = _ESCAPE_OR_SLASH.sub(lambda part: part[0] if len(part[0]) > 1 else r"\/", constraint.source)

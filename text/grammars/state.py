@@ -41,7 +41,7 @@ class Grammars:
         endless = ignore_eos or not self._eos_ids
         state = GrammarState(matcher, self._vocab_size, self._end_ids, constraint.param, endless=endless)
         if state.error or state.complete:
-            why = state.error or "it allows only an empty answer."
+            why = state.error or "the constraint allows only an empty answer."
             raise InvalidRequestError(f"{constraint.param}: {why}", param=constraint.param, code="invalid_grammar")
         return state
 

@@ -31,7 +31,7 @@ def main() -> None:
     setup: dict[str, Any] = json.loads(first)
     limits = RenderLimits(**setup["limits"])
     program = _Program(setup["source"], limits.output_characters)
-    why = f"it takes more memory than {limits.memory_bytes // 2**20} MB"
+    why = f"the template takes more memory than {limits.memory_bytes // 2**20} MB"
     no_memory = encoded(asdict(RenderResult(failure="stopped", why=why)))
     limit_memory(limits.memory_bytes)
     while message := sandbox.receive():
@@ -95,7 +95,7 @@ class _Program:
             self._left -= len(piece)
             if self._left < 0:
                 most = f"{self._output_characters:,}"
-                raise jinja2.TemplateError(f"its output exceeds the size of its input by more than {most} characters")
+                raise jinja2.TemplateError(f"the output exceeds the size of the input by more than {most} characters")
             yield piece
 
 

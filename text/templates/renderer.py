@@ -135,10 +135,10 @@ class Renderer:
         number = -(child.returncode or 0)
         name = signal.Signals(number).name if number > 0 else f"code {-number}"
         if name == "SIGPROF":
-            return f"it took more than {self._limits.cpu_seconds:g} s of CPU time"
+            return f"the template took more than {self._limits.cpu_seconds:g} s of CPU time"
         if name == "SIGALRM":
-            return f"it did not finish within {self._limits.wall_seconds:g} s"
-        return f"its process exited with {name}"
+            return f"the template did not finish within {self._limits.wall_seconds:g} s"
+        return f"the rendering process exited with {name}"
 
     def _end(self) -> None:
         if self._finalizer is not None:

@@ -75,7 +75,7 @@ class Runner:
         if self._device.type == "cpu":
             load()  # compile the C kernels of norms and gates now, so that the first step need not wait
             self._compiled = compile_decoder(model) if self._backend.name == "native" else None
-            _LOG.info("layers: %s", "all in one C call" if self._compiled else "one kernel call at a time")
+            _LOG.info("layers: %s", "one C call for all" if self._compiled else "one kernel call per operation")
 
     @property
     def num_slots(self) -> int:

@@ -52,11 +52,11 @@ class KVCacheSize:
         held, gib = num_blocks * config.block_size, needed * _bytes_of_block(models, config) / 2**30
         if config.max_model_len is not None:
             raise ConfigurationError(
-                f"A context of {length} tokens needs {needed} blocks of KV cache ({gib:.1f} GiB), but it has "
+                f"A context of {length} tokens needs {needed} blocks of KV cache ({gib:.1f} GiB), but the cache has "
                 f"{num_blocks}: lower max_model_len to {held}, or set num_gpu_blocks_override to {needed}.",
                 param="max_model_len",
             )
-        why = f"blocks in the KV cache: {num_blocks}, for the whole context: {needed} ({gib:.1f} GiB)"
+        why = f"the KV cache has {num_blocks} blocks; the whole context needs {needed} ({gib:.1f} GiB)"
         _LOG.info("context: %d of the model's %d tokens (%s)", held, trained, why)
         return cls(held, num_blocks, window)
 
@@ -82,7 +82,7 @@ def _fitting_blocks(models: Sequence[Decoder], config: EngineConfig) -> int:
     if blocks < 1:
         raise ConfigurationError(
             f"There is too little memory for a KV cache: a block of {config.block_size} tokens needs "
-            f"{_bytes_of_block(models, config)} bytes, and {available} are free. Lower block_size, or free memory.",
+            f"{_bytes_of_block(models, config)} bytes, but {available} are free. Lower block_size, or free memory.",
             param="block_size",
         )
     return blocks

@@ -89,7 +89,7 @@ class CoreProcess:
             else:
                 silent_s += _POLL_MS / 1000
                 if self._loaded and silent_s > HUNG_S:
-                    yield DownReport(EngineError(f"its process sent no heartbeat for {HUNG_S:.0f} s"))
+                    yield DownReport(EngineError(f"the engine's process sent no heartbeat for {HUNG_S:.0f} s"))
                     return
 
     def stop(self) -> None:
@@ -108,12 +108,12 @@ class CoreProcess:
             self._commands.close()
         self._reports.close()
         self._context.term()
-        assert self._process.stdin is not None, "Popen made a pipe"
+        assert self._process.stdin is not None, "Popen creates a pipe for PIPE"
         self._process.stdin.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _pass_on(self) -> None:
-        assert self._process.stdout is not None, "Popen made a pipe"
+        assert self._process.stdout is not None, "Popen creates a pipe for PIPE"
         with self._process.stdout as lines:
             for line in lines:
                 text = printable(line.decode("utf-8", "replace"))
@@ -123,8 +123,8 @@ class CoreProcess:
     def _cause(self) -> str:
         code = self._process.wait()
         if code == -KILL:
-            return "its process was killed by SIGKILL, possibly because the system ran out of memory"
+            return "the engine's process was killed by SIGKILL, possibly because the system ran out of memory"
         self._echo.join(_POLL_MS / 1000)  # wait for the last lines of output
         printed = " / ".join(filter(None, self._printed))[:_MAX_OUTPUT]
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return f"its process {how}" + (f"; its last output: {printed}" if printed else "")
+        return f"the engine's process {how}" + (f"; last output: {printed}" if printed else "")

@@ -83,7 +83,7 @@ def _check_beams(request: GenerationRequest, num_ends: int, vocab_size: int) -> 
     """Refuse options that beam search lacks. `num_ends`: number of end tokens. Raises InvalidRequestError."""
     params = request.params.resolved(replace(PLAIN_SAMPLING, temperature=0.0))
     if request.num_branches + num_ends > vocab_size:
-        raise InvalidRequestError("More beams than tokens in the vocabulary: use fewer beams.", param="n")
+        raise InvalidRequestError("There are more beams than tokens in the vocabulary: use fewer beams.", param="n")
     if params.temperature or params.truncates or params.edits or request.constraint is not None:
         raise InvalidRequestError(
             "Beam search uses the model's raw probabilities: set temperature=0 and omit top_p, top_k, min_p, "

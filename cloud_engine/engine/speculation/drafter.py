@@ -68,6 +68,6 @@ class NgramDrafter(Drafter):
         for item in batch:
             if item.drafter == self.name:
                 start = item.state.drafts.ngrams.find(item.state.token_ids)
-                assert start is not None, "drafts are only granted after an offer"
+                assert start is not None, "the scheduler drafts only where `offer` found a repetition"
                 item.draft_ids = item.state.token_ids[start : start + item.num_drafts]
         return DraftWork()

@@ -17,11 +17,11 @@ def check_same_vocabulary(
     """
     if target is None or draft is None:
         if target_rows != draft_rows:
-            raise _refusal(f"its vocabulary has {draft_rows} tokens, the target's {target_rows}")
+            raise _refusal(f"the draft model has {draft_rows} tokens, the target model {target_rows}")
         return
     lacking = [token for token, token_id in target.items() if token_id >= draft_rows]
     if lacking:
-        raise _refusal(f"it has {draft_rows} tokens and lacks {len(lacking)} of the target's, such as {lacking[0]!r}")
+        raise _refusal(f"the draft model lacks {len(lacking)} tokens of the target model, such as {lacking[0]!r}")
     names = {token_id: token for token, token_id in draft.items()}
     different = [token for token, token_id in target.items() if names.get(token_id, token) != token]
     if different:

@@ -132,7 +132,7 @@ class Node:
 
     def erred(self) -> None:
         """Count an error on a request that another node answered. Several in a row take this node out of rotation."""
-        if self.breaker.failed(reason := "other nodes answer requests that fail here"):
+        if self.breaker.failed(reason := "other nodes answered requests that failed on this node"):
             _log.warning("Node %s is out of rotation: %s", self.url, reason)
 
     def probed(self) -> None:

@@ -66,8 +66,8 @@ class Quarantine:
         faults, failures = self._known(_digest(parts))
         if faults >= _FAULTS:
             raise QuarantinedRequestError(
-                f"{len(failures)} nodes failed while serving this request. It is refused for the next "
-                f"{failures[-1][1] + _QUARANTINE_S - self._clock():.0f} s. Change it, or report it."
+                f"{len(failures)} nodes failed while serving this request. The request is refused for the next "
+                f"{failures[-1][1] + _QUARANTINE_S - self._clock():.0f} s. Change or report it."
             )
 
     def failed(self, failure: NodeFailure, *parts: bytes) -> None:

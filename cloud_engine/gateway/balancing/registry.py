@@ -111,7 +111,7 @@ class NodeRegistry:
         await HealthWatch(node, self._upstream, lambda: None).probe(with_models=True)
         if not node.healthy:
             return node.breaker.reason
-        return "" if node.models else "its model list is empty"
+        return "" if node.models else "the node's model list is empty"
 
     async def follow_directory(self) -> None:
         """Add newly registered nodes, and remove nodes that are no longer registered. Raises ConfigurationError."""

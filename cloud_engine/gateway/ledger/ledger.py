@@ -15,7 +15,7 @@ from .metering import UsageRow, values_of
 LedgerFailureAction = Literal["stop", "continue"]
 """Refuse requests (503) while the ledger cannot be written, or answer them and keep the rows in memory."""
 
-_CONSEQUENCES = {"stop": "are refused until it recovers", "continue": "continue, with rows kept in memory"}
+_CONSEQUENCES = {"stop": "Requests are refused meanwhile", "continue": "Rows stay in memory meanwhile"}
 
 
 class UsageLedger(LedgerWriter):

@@ -244,13 +244,13 @@ def _refusal(
     dollar = "$" if refused.is_budget else ""
     message = (
         f"This {refused.owner} is limited to {plain_number(refused.limit)} {_UNITS[refused.kind]}: "
-        f"{dollar}{plain_number(used)} are used or reserved, "
+        f"{dollar}{plain_number(used)} are used or reserved. "
     )
     if refused.is_budget and usage.used + refused.amount > refused.limit:
         renews, wait_s = renewal(refused.ends, now)
-        message += f"and this request may cost ${plain_number(refused.amount)}; {renews}."
+        message += f"This request may cost ${plain_number(refused.amount)}; {renews}."
         return BudgetExceededError(message, renews_s=wait_s)
-    message += f"and this request needs {plain_number(refused.amount)}. Try again in {duration(wait_s)}."
+    message += f"This request needs {plain_number(refused.amount)}. Try again in {duration(wait_s)}."
     return LimitError(message, refused.kind, wait_s, _usage_headers(claims, usages, taken=False))
 
 

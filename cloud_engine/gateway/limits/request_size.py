@@ -143,7 +143,7 @@ def size_of(
             _check_depth(name, schema := bytes(getattr(fields, name)))
             _check_text(name, schema)
     answer = answer_size(lengths, path, prompts=_num_prompts(fields))
-    _check("prompt", answer.answers, MAX_ANSWERS, " answers to all prompts")
+    _check("prompt", answer.answers, MAX_ANSWERS, " answers in total")
     check_message_count(len(fields.messages or ()))
     _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
     return RequestSize(prompt_tokens(body, bytes_per_token=1) + repeated, answer)

@@ -45,8 +45,8 @@ async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -
         body = msgspec.json.encode({"error": error} if usage is None else usage.error_body(error))
     else:
         # Do not quote the target of a redirect, because it is internal.
-        fault = ", a redirect: redirects are never followed" if 300 <= status < 400 else " instead of 200"
-        raise AnswerFailure(f"status {status}", UpstreamError(f"The node answered {status}{fault}."))
+        fault = "redirects are never followed" if 300 <= status < 400 else "an answer needs status 200"
+        raise AnswerFailure(f"status {status}", UpstreamError(f"The node answered {status}: {fault}."))
     await call.start(response, body)
     await call.emit(body, more=False)
 
@@ -233,7 +233,7 @@ class _EventReader:
             if not (self.has_choices or self.call.begun.is_finished):
                 raise AnswerFailure("the stream ended without an answer")
         elif sse.data_of(event) or not is_comment(event):
-            raise AnswerFailure("its stream contains a line that is not part of an event")
+            raise AnswerFailure("the stream contains a line that is not part of an event")
         return event
 
     def _reported(self, event: bytes) -> AnswerFailure:

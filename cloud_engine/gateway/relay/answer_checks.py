@@ -153,7 +153,7 @@ def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey)
     decoder = _WHOLE.get(route)
     if decoder is None:  # audio, or a transcript in one of several formats
         if not body or kind == b"text/html":
-            raise AnswerFailure(f"it sent {len(body)} bytes of {kind.decode('latin-1') or 'no type'}")
+            raise AnswerFailure(f"the answer has {len(body)} bytes and the type {kind.decode('latin-1') or 'unknown'}")
         return body
     try:
         _ = body.isascii() or body.decode()  # msgspec does not validate UTF-8 in fields that it skips
@@ -165,7 +165,7 @@ def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey)
             answer = _check_shape(decoder, json_bytes(json_of(body)), route)
             return _finished(answer, standard_json(body))
         except ValueError as error:
-            raise AnswerFailure("it is not a valid JSON answer", reported_in(without_key(body))) from error
+            raise AnswerFailure("the body is not a valid JSON answer", reported_in(without_key(body))) from error
 
 
 def _finished(answer: Any, body: bytes) -> bytes:

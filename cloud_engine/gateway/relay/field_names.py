@@ -68,15 +68,15 @@ def _check_once(value: bytes, fields: dict[str, msgspec.Raw], known: frozenset[s
     while (written := _NAME.match(value, at)) is not None:
         name: str = msgspec.json.decode(written[1])
         if name in known and b"\\" in written[1]:
-            raise _refused(prefix + name, "must be spelled without escapes")
+            raise _refused(prefix + name, "write the name without escapes")
         given = bytes(fields[name])
         end = _END.match(value, written.end() + len(given))
         if name in seen or not value.startswith(given, written.end()) or end is None:
-            raise _refused(prefix + name, "is given twice: send it once")
+            raise _refused(prefix + name, "send the field only once")
         seen.add(name)
         at = end.end()
 
 
 def _refused(name: str, fault: str) -> InvalidRequestError:
     shown = name[:_MAX_SHOWN]
-    return InvalidRequestError(f"The field {shown!r} {fault}.", param=shown, code="invalid_value")
+    return InvalidRequestError(f"The field {shown!r} is refused: {fault}.", param=shown, code="invalid_value")

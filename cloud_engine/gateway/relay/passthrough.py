@@ -60,7 +60,7 @@ class PassthroughUsage:
         if kind not in _FAILED:
             return None
         self._row.status = UpstreamError.status
-        return AnswerFailure("it reports an error", reported_in(sse.data_of(event)))
+        return AnswerFailure("the stream reports an error", reported_in(sse.data_of(event)))
 
     @property
     def is_text(self) -> bool:

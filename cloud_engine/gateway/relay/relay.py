@@ -180,5 +180,5 @@ def _typed(error: TimeoutError | UpstreamFailure | UpdraftError, whole_s: float)
         return error.error or UpstreamError(f"The node's answer is invalid ({error}): send the request again.")
     if isinstance(error, AnswerTooLargeError):
         return UpstreamError(f"The gateway cannot relay the answer: {error}. Request a shorter one.")
-    why = "it is unreachable" if isinstance(error, UnreachableError) else error  # hide the node's address
+    why = "the node is unreachable" if isinstance(error, UnreachableError) else error  # hide the node's address
     return UpstreamError(f"The node failed during its answer ({why}): send the request again.")

@@ -133,7 +133,7 @@ class NodeConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._is_busy:
-            self._failure = self._failure or ClosedUnansweredError("the connection was closed")
+            self._failure = self._failure or ClosedUnansweredError("the node closed the connection without an answer")
             self._on_lost(self)
             return
         try:
@@ -147,7 +147,7 @@ class NodeConnection(asyncio.Protocol):
         if self._is_sending:
             failure = UnreadRequestError("the node closed the connection before it had the whole request")
         elif not self._parser.has_begun:
-            failure = ClosedUnansweredError("the connection was closed")
+            failure = ClosedUnansweredError("the node closed the connection without an answer")
         self.fail(failure)
 
     async def _wait(self, limit_s: float) -> None:

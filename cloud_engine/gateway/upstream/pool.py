@@ -94,14 +94,14 @@ class Pool:
                     lambda: NodeConnection(self._forget, self._note_data), self._host, self._port, ssl=self._context
                 )
         except TimeoutError as error:
-            raise UpstreamTimeout(f"no connection within {self._limits.connect_s:g} s") from error
+            raise UpstreamTimeout(f"the node accepted no connection within {self._limits.connect_s:g} s") from error
         except OSError as error:
             if error.errno in _NO_DESCRIPTORS:  # a limit of the gateway, not a fault of the node
                 raise OverloadedError("The gateway is out of file descriptors: try again shortly.") from error
             raise UnreachableError(f"{type(error).__name__}: {error}") from error
         if (peer := transport.get_extra_info("peername")) is None:  # the connection was reset immediately
             transport.abort()
-            raise UnreachableError("the connection was reset")
+            raise UnreachableError("the connection to the node was reset")
         if self._is_registered and not may_register(peer[0], is_local=is_literal_address(self._host)):
             transport.abort()  # the name now resolves to a forbidden address
             raise UnreachableError(f"nodes may not register the address {peer[0]}")

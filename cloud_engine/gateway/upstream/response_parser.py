@@ -135,7 +135,7 @@ class ResponseParser:
         if line:
             self._trailers += 1
             if self._trailers > _MAX_TRAILERS:
-                raise UpstreamFailure(f"more than {_MAX_TRAILERS} trailers after the response")
+                raise UpstreamFailure(f"the response has more than {_MAX_TRAILERS} trailers")
         elif line is not None:
             self._end()
         return line is not None

@@ -97,7 +97,7 @@ def read_rotary(fields: Fields, parameters: Mapping[str, Any], head_dim: int, co
         merged["original_max_position_embeddings"] = fields.integer("original_max_position_embeddings")
     rotary_dim = int(head_dim * Fields(merged, fields.where).number("partial_rotary_factor", 1.0))
     if not 0 < rotary_dim <= head_dim <= _MAX_HEAD_DIM:
-        raise ModelLoadError(f"{fields.where}: cannot rotate {rotary_dim} of {head_dim} head dimensions.")
+        raise ModelLoadError(f"{fields.where}: cannot rotate {rotary_dim} of {head_dim} dimensions of a head.")
     try:
         return RotaryConfig.from_parameters(merged, rotary_dim=rotary_dim, context_length=context_length)
     except ModelLoadError as error:

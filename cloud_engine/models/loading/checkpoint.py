@@ -30,7 +30,7 @@ class SafetensorsFolder:
         self._file_of = self._find(folder)
         layers = self.fields.optional_integer("num_hidden_layers") or 0
         if layers > len(self._file_of):
-            raise ModelLoadError(f"{folder}: {layers} layers in config.json, but {len(self._file_of)} tensors.")
+            raise ModelLoadError(f"{folder}: {layers} layers in config.json, but only {len(self._file_of)} tensors.")
 
     def difference(self, expected: set[str]) -> tuple[set[str], set[str]]:
         """Return the `expected` tensors that are missing, and the existing tensors that are not expected."""

@@ -14,7 +14,7 @@ _UNSUPPORTED = tuple(
         (r"\w+", "/api/(?:create|copy|push|delete|blobs)", "use `updraft rm` to remove a model of this device and "
          "/api/pull to fetch one"),
         (r"\w+", "/v1/(?:assistants|containers|evals|fine_tuning|realtime|threads|uploads|vector_stores|videos)",
-         "it stores data or trains models at one provider. Call that provider directly"),
+         "this endpoint stores data or trains models at one provider. Call that provider directly"),
         ("POST", "/v1/images/(?:edits|variations)", "images are supported only by /v1/images/generations"),
     )
 )  # fmt: skip

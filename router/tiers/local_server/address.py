@@ -66,7 +66,7 @@ def checked_url(url: str) -> httpx.URL:
     parsed = httpx.URL(url)
     _ = parsed.host  # httpx reports an invalid host only here
     if (parsed.port or 0) > 65_535:
-        raise ValueError("a port is at most 65535")
+        raise ValueError("a port must be at most 65535")
     return parsed
 
 

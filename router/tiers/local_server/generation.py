@@ -103,7 +103,7 @@ class ServerGeneration(AsyncIterator[Token]):
 
     def _take(self, payload: bytes, event: dict[str, Any]) -> None:
         if event.get("error"):
-            failure = error_in(json_bytes(event), 502, "it gave no reason")
+            failure = error_in(json_bytes(event), 502, "the server gave no reason")
             raise UpstreamError(f"The local server at {self._url} failed: {failure['message']}")
         if usage := ReportedUsage.of(event):
             self.answer.prompt_tokens, self.answer.cached_tokens = usage.prompt_tokens, usage.cached_tokens

@@ -167,7 +167,7 @@ class ServerLocalTier(ChatOnlyTier):
         if tools is not None:
             if constraint is not None and constraint.param != "tools":  # the server enforces the tools' own schemas
                 raise UnsupportedFeatureError(
-                    "A server as the local model cannot combine tools and a format.", param=constraint.param
+                    "A local server cannot combine tools with a response format.", param=constraint.param
                 )
             body |= _offered(tools, params)
         elif constraint is not None:

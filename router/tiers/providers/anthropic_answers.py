@@ -17,7 +17,7 @@ _FINISHES = {
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
-_PAUSED_NOTE = "the cloud paused its turn: send its answer back unchanged and it continues"
+_PAUSED_NOTE = "the cloud paused its answer: send the answer back unchanged to continue"
 _SHOWN = {"text": "content", "thinking": "reasoning_content"}  # names in chat completions
 #: Fields of thinking blocks. Anthropic checks the last field, its signature or encrypted data.
 _SIGNED = {"thinking": ("thinking", "signature"), "redacted_thinking": ("data",)}

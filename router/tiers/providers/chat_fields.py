@@ -146,14 +146,14 @@ class ChatFields:
             elif kind == "image_url":
                 parts.append((self._image(part), part))
             else:
-                raise self._provider.unsupported(f"a part of type {str(kind)[:40]}")
+                raise self._provider.unsupported(f"a content part of type {str(kind)[:40]}")
         return parts
 
     def text(self, message: dict[str, Any]) -> str:
         """Return the text of a message. Raises UnsupportedFeatureError if the message has images."""
         parts = self.parts(message)
         if any(isinstance(part, Image) for part in parts):
-            raise self._provider.unsupported(f"an image in a turn of the role {message.get('role')}")
+            raise self._provider.unsupported(f"an image in a message of the role {message.get('role')}")
         return "".join(str(part) for part in parts)
 
     def calls(self, message: dict[str, Any]) -> list[EarlierCall]:

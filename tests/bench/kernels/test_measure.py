@@ -85,7 +85,7 @@ def test_a_peer_that_cannot_run_leaves_a_note() -> None:
     }
     rows = list(rows_of(Case("case", nothing, 4000, peers=peers, sets=3), CEILINGS, constant(1e-6)))
     assert [row.implementation for row in rows] == ["updraft", "present", "absent", "refuses"]
-    assert [row.note for row in rows] == [None, None, "not installed", "does not run: only on sm_100"]
+    assert [row.note for row in rows] == [None, None, "not installed", "the peer does not run: only on sm_100"]
     assert questions == [0, 1, 2]
     assert rows[1].median_us == 1.0
     assert rows[2].median_us is None

@@ -57,10 +57,10 @@ def test_a_build_for_another_processor() -> None:
 
 
 def test_kernels() -> None:
-    assert check_kernels(KernelsInUse(("Q8_0", "Q5_0"))).finding == "Updraft's for Q8_0, Q5_0"
-    assert check_kernels(KernelsInUse(("Q8_0",), True)).finding == "Updraft's for Q8_0, attention"
+    assert check_kernels(KernelsInUse(("Q8_0", "Q5_0"))).finding == "Updraft's kernels for Q8_0, Q5_0"
+    assert check_kernels(KernelsInUse(("Q8_0",), True)).finding == "Updraft's kernels for Q8_0, attention"
     none = check_kernels(KernelsInUse(reason="this processor has no AVX-512 VNNI"))
-    assert (none.status, none.finding) == ("ok", "llama.cpp's own: this processor has no AVX-512 VNNI")
+    assert (none.status, none.finding) == ("ok", "llama.cpp's own kernels: this processor has no AVX-512 VNNI")
     fixable = check_kernels(KernelsInUse(reason="llama-cpp-python was built without our kernels", fix="rebuild it"))
     assert (fixable.status, fixable.fix) == ("warn", "rebuild it")
 

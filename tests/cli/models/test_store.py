@@ -125,7 +125,7 @@ def test_ctrl_c_is_no_traceback_and_the_next_pull_continues(hub: Hub, environmen
     process.send_signal(signal.SIGINT)
     _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "The same command resumes" in printed
+    assert "Repeat the command to resume" in printed
     assert "Traceback" not in printed
     (entry,) = json.loads(updraft("models", "--json").stdout)
     assert (entry["state"], entry["size"]) == ("partial", part.stat().st_size)
@@ -148,7 +148,7 @@ def test_ctrl_c_ends_pip_as_well(environment, tmp_path: Path) -> None:
         _, printed = process.communicate(timeout=60)
         index.ending.set()
     assert process.returncode == 130
-    assert "The same command starts again" in printed
+    assert "Repeat the command to start again" in printed
     assert not pip.is_running()
     assert not list((tmp_path / "home" / "models").rglob("*.wheel"))
 

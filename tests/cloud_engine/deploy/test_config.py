@@ -130,7 +130,7 @@ def test_missing_cluster_is_reported_at_once() -> None:
     """Also where something else listens, which speaks HTTP/1: Ray would wait for minutes, and not hear Ctrl-C."""
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
         Thread(target=other.serve_forever, daemon=True).start()
-        with pytest.raises(ConfigurationError, match="another kind of server listens there"):
+        with pytest.raises(ConfigurationError, match="another kind of server listens at this address"):
             check_reachable(f"127.0.0.1:{other.server_port}")
         other.shutdown()
     with socket.socket() as unused:

@@ -73,7 +73,7 @@ def test_a_draft_may_be_padded_differently_but_not_speak_another_language(tmp_pa
     with pytest.raises(ConfigurationError, match=r"2 of 258 tokens differ.*with the target's tokenizer"):
         Engine.from_folder(large, draft=small, config=EngineConfig())
     (small / "tokenizer.json").unlink()
-    with pytest.raises(ConfigurationError, match="vocabulary has 320 tokens, the target's 258"):
+    with pytest.raises(ConfigurationError, match="draft model has 320 tokens, the target model 258"):
         Engine.from_folder(large, draft=small, config=EngineConfig())
 
 

@@ -104,7 +104,7 @@ def test_errors_that_other_nodes_did_not_make_take_a_node_out_and_probes_bring_i
     assert node.healthy
     node.erred()
     assert (node.healthy, node.breaker.trips) == (False, 1)
-    assert "other nodes answer" in node.breaker.reason
+    assert "other nodes answered" in node.breaker.reason
     node.probed()
     assert not node.healthy
     node.probed()

@@ -174,9 +174,9 @@ def test_a_continuation_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         ([1, 2], [span], [row], "needs 1 token ids"),
         ([1], [span], [row, row], "temperatures"),
         ([1], [span], [typical], "typical-p"),
-        ([1, 2], [span, QuerySpan(0, 3, [1])], [row, row], "longer than the previous"),
-        ([1], [QuerySpan(0, 0, [0])], [row], "longer than the previous"),
-        ([], [], [], "longer than the previous"),
+        ([1, 2], [span, QuerySpan(0, 3, [1])], [row, row], "start with the longest"),
+        ([1], [QuerySpan(0, 0, [0])], [row], "start with the longest"),
+        ([], [], [], "start with the longest"),
     ]
     for first, spans, rows, problem in cases:
         with pytest.raises(ConfigurationError, match=problem):

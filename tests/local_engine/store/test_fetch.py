@@ -84,7 +84,7 @@ def test_tries_are_bounded_and_the_next_pull_continues(
     kind: str, hub: Hub, library: Library, retries: RetryLimits
 ) -> None:
     hub.cuts, hub.cut_after = 1000, 2_000  # never enough for a new row of tries
-    with pytest.raises(DownloadError, match="gave up after 4 tries, 8,000 bytes are kept"):
+    with pytest.raises(DownloadError, match="gave up after 4 tries; 8,000 downloaded bytes are kept"):
         get(wanted(kind, hub), library, retries)
     (entry,) = library.entries()
     assert (entry.state, entry.size) == ("partial", 8_000)

@@ -227,7 +227,7 @@ def test_a_month_is_a_calendar_month_and_begins_with_its_rows(tmp_path: Path, mo
     error = asyncio.run(month.exceeded(Caller(), DEMAND))
     assert error is not None and error.retry_after_s == 3600
     assert "160 of 200 cloud tokens" in error.message
-    assert "this month; it renews at 2027-02-01 00:00 UTC" in error.message
+    assert "this month; the budget renews at 2027-02-01 00:00 UTC" in error.message
     assert asyncio.run(day.exceeded(Caller(), DEMAND)) is None, "a day of the same scope counts for itself"
     now = datetime(2027, 2, 1, tzinfo=UTC).timestamp()
     assert asyncio.run(month.exceeded(Caller(), DEMAND)) is None

@@ -179,7 +179,7 @@ def test_a_request_may_state_a_confidence_and_no_target_that_nothing_keeps(bench
                 error = (await b.answer(updraft=wrong))["error"]
                 assert error["param"] == param, error
             for wrong in (7, "x", []):
-                assert (await b.answer(updraft=wrong))["error"]["message"] == "updraft: must be an object."
+                assert (await b.answer(updraft=wrong))["error"]["message"] == "updraft: the value must be an object."
             assert "error" not in await b.answer(updraft={})
         for has_local in (True, False):
             async with bench(NoPolicyGates(), has_local=has_local) as b:
@@ -398,8 +398,8 @@ def test_the_ledger_can_explain_a_request(bench: Any, cloud: FakeCloud) -> None:
         assert escalated.local_ms + escalated.cloud_ms < escalated.latency_ms
         assert (escalated.local_prompt_tokens, escalated.cloud_prompt_tokens) == (7, 11)
         assert (escalated.cloud_model, escalated.failure) == ("pocket-large", "")
-        assert (fell.route, fell.failure) == ("fallback", "it answered 500")
-        assert (forced.route, forced.failure, forced.local_ms) == ("none", "it answered 500", 0.0)
+        assert (fell.route, fell.failure) == ("fallback", "the server answered 500")
+        assert (forced.route, forced.failure, forced.local_ms) == ("none", "the server answered 500", 0.0)
 
     run(test())
 

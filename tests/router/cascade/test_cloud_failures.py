@@ -32,7 +32,7 @@ def test_a_refusal_reaches_the_caller(bench: Any, cloud: FakeCloud, status: str,
             assert response.headers["x-should-retry"] == "false"
         assert len(cloud.requests) == 1
         (row,) = b.rows()
-        assert (row.status, row.route, row.failure) == (int(status), "none", f"it answered {status}")
+        assert (row.status, row.route, row.failure) == (int(status), "none", f"the server answered {status}")
         assert f"({b.router.config.cloud_url})" in row.reason
 
     run(test())

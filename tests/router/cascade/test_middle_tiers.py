@@ -78,7 +78,7 @@ def test_one_up_at_a_time(bench: Any, cloud: FakeCloud, medium: FakeCloud, strea
         third, second, first = b.rows()
         assert [row.cloud_model for row in (first, second, third)] == ["medium", "pocket-large", "pocket-large"]
         reasons = [each["reason"] for each in json.loads(second.decisions)]
-        assert reasons[-1] == "next cloud: medium failed: it answered 500"
+        assert reasons[-1] == "next cloud: medium failed: the server answered 500"
         assert [body["model"] for body in medium.requests] == ["medium"] * 7, "one body that fails is no outage"
         assert all(body["prediction"]["content"] == LOCAL_TEXT for body in (*medium.requests, *cloud.requests))
         assert (set(medium.authorizations), set(cloud.authorizations)) == ({"Bearer sk-medium"}, {"Bearer sk-top"})

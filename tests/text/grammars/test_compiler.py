@@ -160,7 +160,7 @@ def test_masks_are_those_of_all_forced_text(
 
 def test_grammars_with_slow_tokens_are_refused(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("updraft.text.grammars.compiler._TOKEN_CPU_SECONDS", 0.0)
-    with pytest.raises(InvalidRequestError, match=r"every token takes .* shorten") as caught:
+    with pytest.raises(InvalidRequestError, match=r"each token takes .* shorten") as caught:
         compiler.compile(constraint("regex", "[a-z]{30}"))
     assert (caught.value.param, caught.value.code) == ("response_format", "grammar_too_complex")
 

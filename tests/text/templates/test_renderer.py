@@ -84,7 +84,7 @@ PILES = """{% set n = namespace(x=[1], y=[1], t=(1,)) %}{% for i in range(60) %}
 def test_a_template_gets_bounded_time(source: str) -> None:
     template = hostile(source)
     for _ in range(2):
-        with pytest.raises(InvalidRequestError, match=r"stopped: it took more than 0.3 s") as caught:
+        with pytest.raises(InvalidRequestError, match=r"stopped: the template took more than 0.3 s") as caught:
             template.render(TWO)
         assert (caught.value.param, caught.value.code) == ("messages", LIMIT_CODE)
         assert template.render(ONE) == "fine"  # by the child's successor
@@ -112,7 +112,7 @@ def test_a_template_gets_bounded_time(source: str) -> None:
 )
 def test_a_template_gets_bounded_memory(source: str) -> None:
     template = hostile(source, RenderLimits(cpu_seconds=10, memory_bytes=128 * 2**20))
-    with pytest.raises(InvalidRequestError, match="stopped: it takes more memory than 128 MB") as caught:
+    with pytest.raises(InvalidRequestError, match="stopped: the template takes more memory than 128 MB") as caught:
         template.render(TWO)
     assert caught.value.code == LIMIT_CODE
     assert template.render(ONE) == "fine"
@@ -127,7 +127,7 @@ def test_a_template_gets_bounded_memory(source: str) -> None:
 )
 def test_a_template_writes_a_bounded_text(source: str) -> None:
     template = hostile(source, RenderLimits())
-    with pytest.raises(InvalidRequestError, match="its output exceeds the size of its input by more than 8,388,608"):
+    with pytest.raises(InvalidRequestError, match="the output exceeds the size of the input by more than 8,388,608"):
         template.render(TWO)
     assert template.render(ONE) == "fine"
 
@@ -146,14 +146,14 @@ def test_an_error_is_short() -> None:
 @pytest.mark.parametrize("source", ["{{ 9 ** (9 ** 9) }}", "{{ (['a'] * 9999999) | join('bbbbbb') | length }}"])
 def test_compiling_is_bounded(source: str) -> None:
     """Jinja computes with constants while it compiles."""
-    with pytest.raises(ModelLoadError, match="chat template cannot be compiled: it"):
+    with pytest.raises(ModelLoadError, match="chat template cannot be compiled: the template"):
         hostile(source).compile()
 
 
 def test_a_template_that_takes_too_long_by_the_clock() -> None:
     limits = RenderLimits(cpu_seconds=1000, wall_seconds=5)
     template = hostile("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", limits)
-    with pytest.raises(InvalidRequestError, match="stopped: it did not finish within 5 s"):
+    with pytest.raises(InvalidRequestError, match="stopped: the template did not finish within 5 s"):
         template.render(TWO)
     assert template.render(ONE) == "fine"
 
@@ -164,7 +164,7 @@ def test_a_crash_of_the_interpreter() -> None:
     deeper = "{% for i in range(99999) %}{% set n.t = (n.t,) %}{% endfor %}"
     source = "{% set n = namespace(t=(1,)) %}" + deeper * 4 + "{{ {n.t: 1} }}"
     template = hostile(source, RenderLimits(cpu_seconds=60))
-    with pytest.raises(InvalidRequestError, match="stopped: its process exited with SIGSEGV"):
+    with pytest.raises(InvalidRequestError, match="stopped: the rendering process exited with SIGSEGV"):
         template.render(TWO)
     assert template.render(ONE) == "fine"
 

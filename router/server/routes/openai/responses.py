@@ -182,7 +182,7 @@ async def _earlier(context: RequestContext, asked: ResponsesRequest) -> list[Ite
     previous, conversation = asked.previous_response_id, asked.conversation_id
     if conversation is not None:
         if previous is not None:
-            raise invalid_value("conversation", "leave out previous_response_id, or this field")
+            raise invalid_value("conversation", "leave out previous_response_id or conversation")
         context.answers.wanted("conversation")
         return (await context.stored("conversation", conversation)).input
     if previous is None:

@@ -177,7 +177,7 @@ def test_last_output_of_a_dead_core_is_reported(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(core_process.sys, "executable", str(program))
     with (
         EngineProcess(Load("anything", None, CONFIG)) as engine,
-        pytest.raises(EngineError, match=r"exited with code 3; its last output: first light / what\(\): out of paper$"),
+        pytest.raises(EngineError, match=r"exited with code 3; last output: first light / what\(\): out of paper$"),
     ):
         engine.wait_ready()
 

@@ -372,7 +372,7 @@ WORDS = {"a": 0, "b": 1, "c": 2}
     [
         (2, {"a": 0, "b": 1}, "'c'"),
         (4, {"a": 0, "c": 1, "b": 2}, r"2 of 3 tokens differ, such as id 1: 'c' in the draft model, 'b' in the target"),
-        (5, None, "vocabulary has 5 tokens, the target's 4"),
+        (5, None, "draft model has 5 tokens, the target model 4"),
     ],
 )
 def test_why_a_vocabulary_is_refused(rows, draft, reason):

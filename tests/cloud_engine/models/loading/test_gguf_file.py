@@ -197,9 +197,9 @@ def tensor_kind(data: bytes, kind: int) -> bytes:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda data: data[:1000], "its header ends early"),
-        (lambda data: data[:-2000], "it is truncated"),
-        (lambda data: b"", "it has only 0 bytes"),
+        (lambda data: data[:1000], "the header ends early"),
+        (lambda data: data[:-2000], "the file is truncated"),
+        (lambda data: b"", "the file has only 0 bytes"),
         (lambda data: b"junk" * 500, "it is not a GGUF file"),
         (lambda data: tensor_kind(data, 99), "99 is not a valid"),
         (lambda data: tensor_kind(data, 26), r"blk\.1\.ffn_up\.weight cannot be dequantised.*I32"),

@@ -169,7 +169,7 @@ DAMAGES = {
     ),
     "more rotated than there is": (
         lambda f: edit_config(f, rope_parameters={"partial_rotary_factor": 2.0}),
-        "32 of 16 head dimensions",
+        "32 of 16 dimensions of a head",
     ),
     "no end to a head": (lambda f: edit_config(f, head_dim=2**45), "cannot rotate"),
     "no end to its layers": (lambda f: edit_config(f, num_hidden_layers=2**31), "2147483648 layers in config.json"),
