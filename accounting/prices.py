@@ -28,9 +28,9 @@ _Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 class Price:
     """Prices in US dollars per million tokens."""
 
-    # Price of prompt tokens.
+    # US dollars per million prompt tokens.
     input: Dollars = 0.0
-    # Price of completion tokens.
+    # US dollars per million completion tokens.
     output: Dollars = 0.0
     # Price of cached prompt tokens. None: same as `input`.
     cached_input: Dollars | None = None

@@ -12,7 +12,7 @@ from ..protocol.responses import MAX_TOKENS
 _USAGES = ("usage", "usageMetadata", "usage_metadata", "token_usage")
 _READ = ("prompt_tokens", "input_tokens", "promptTokenCount")
 _WRITTEN = ("completion_tokens", "output_tokens", "candidatesTokenCount")
-#: Field names for prompt tokens read from the cache, and for prompt tokens written to it.
+#: Field names for prompt tokens read from the cache (_CACHED), and for prompt tokens written to it (_STORED).
 _CACHED = ("cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens", "cachedContentTokenCount")
 _STORED = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
 #: Fields not searched for usage: their values are long, or written by the model.

@@ -245,7 +245,7 @@ class _Policy:
         return [same, Check("engine", "warn", text, "answers may differ slightly: run updraft calibrate again")]
 
     def _served_check(self, models: dict[str, str], identity: ModelIdentity, whole: bool) -> Check | None:
-        """Check that the local server runs the policy's model. `whole`: ask the server.
+        """Check that the local server runs the policy's model. `whole`: also send a request to the server.
 
         Returns None if no local server is configured, or if it serves a model of another name.
         """

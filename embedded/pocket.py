@@ -36,7 +36,7 @@ def pocket_large_folder() -> Path:
 
 
 def policy_folder() -> Path:
-    """Return the folder of the routing policy calibrated for this pair."""
+    """Return the folder of the routing policy that was calibrated for the pocket pair."""
     return _packaged("policy")
 
 

@@ -11,7 +11,7 @@ _MOST_BYTES = 2**16  # maximum bytes in the buffer; then reading pauses
 
 
 class ReadAhead:
-    """Reads `body` on the router's event loop: all ready chunks during `take`, and one chunk between two calls."""
+    """Reads `body` on the router's event loop: all ready chunks during `take`, and one between calls of `take`."""
 
     def __init__(self, body: AsyncIterator[bytes]) -> None:
         self._body = body

@@ -41,7 +41,7 @@ from .templates.tool_messages import Change
 _FIRST_PRIVATE = 0xF0000
 _PRIVATE = re.compile("[\U000f0000-\U0010fffd]+")
 _MAX_ALPHABET = 0x10FFFD - _FIRST_PRIVATE  # maximum number of stand-ins; U+10FFFE is END_MARK
-_MAX_SHAPES = 256  # maximum number of cached adaptations
+_MAX_SHAPES = 256  # maximum number of conversation shapes whose `TemplateFit` is cached
 
 
 @dataclass(frozen=True, slots=True)

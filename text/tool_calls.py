@@ -44,7 +44,7 @@ class ToolSyntax:
     bare: bool = False
     # Whether a JSON list of calls, or a function's name directly followed by its arguments, may follow the opener.
     lists: bool = False
-    # Whether to keep whitespace before an opener in the text.
+    # Whether whitespace before a call's opener stays in the text.
     keeps_blanks: bool = False
 
 

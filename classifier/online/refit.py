@@ -84,7 +84,7 @@ class _FitRow:
     # Grades of the local and the cloud's answer.
     grades: tuple[float, float]
     weight: float
-    # Whether the promise is based on this row.
+    # Whether the row was sampled at random, so that the policy's promise may be based on it.
     representative: bool
 
 

@@ -79,7 +79,7 @@ PolicyFolder = Annotated[
 
 #: Options of `Pair` that `--help` shows. The other options of `Pair` are usually set in the settings file.
 USUAL = ("--local", "--cloud-url", "--cloud-model", "--api-key-env", "--quality", "--confidence", "--promise-level")
-#: Fields of `Pair` that calibrating commands leave out: the plain threshold and the local model's formats.
+#: Fields of `Pair` for which commands that calibrate have no options.
 CALIBRATED = ("confidence", "confidence_signal", "tool_call_parser", "chat_template")
 
 

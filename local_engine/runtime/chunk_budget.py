@@ -138,7 +138,7 @@ class ChunkBudget:
             return 0
         usual = min(1.0, load.before_s / load.plain)
         slowest = target_slowdown(decoding, catching_up) * usual
-        waited = 1 if self._separate_steps else 0  # the gap includes a step without prompts
+        waited = 1 if self._separate_steps else 0  # a gap between tokens then also includes a step without prompts
         chunk = load.largest(slowest / self._noise() - waited, slowest - waited)
         if load.since_expiry >= _EXPIRE_EVERY:
             load.expire(chunk)

@@ -116,7 +116,7 @@ class Escalation:
 
     @property
     def races_excluded_cloud(self) -> bool:
-        """Return whether the latest gate decision excludes the cloud in the race, if that cloud was called already."""
+        """Return whether the cloud that was called for a race is excluded by the latest gate decision."""
         has_called = self.racing and bool(self.record.cloud_calls)
         return has_called and self.record.cloud_model not in [candidate.model for candidate in self.candidates()]
 

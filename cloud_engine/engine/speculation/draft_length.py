@@ -106,7 +106,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         super().__init__(most)
         self._costs = StepCosts()
         self._credit = DraftCredit()
-        self._rest = self._rest_size = 0  # current rest: remaining steps, and class of batch sizes
+        self._rest = self._rest_size = 0  # current pause in drafting: remaining steps, and bit length of the batch size
         self._trial_left = self._trial_length = 0  # current trial: remaining steps, and maximum draft length
         self._trial_size = 0  # the trial's class of batch sizes
         self._since_trial_s = 0.0
@@ -154,7 +154,7 @@ class AdaptiveDraftLength(FixedDraftLength):
         return self._rest > _LEARNED_OF_REST and self._rest_size == sequences.bit_length() and not self._drafted
 
     def plan(self, candidates: Sequence[DraftCandidate], sequences: int) -> list[int]:
-        if not candidates:  # rest if looking for candidates has cost too much
+        if not candidates:  # pause drafting if the search for candidates has cost too much
             if self._credit.is_overdrawn(sequences):
                 self._rest_for(max(_REST_STEPS, sequences), sequences)
             return []

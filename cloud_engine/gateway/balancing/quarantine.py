@@ -79,7 +79,7 @@ class Quarantine:
         failures = [*failures, (node, now)][-_MAX_FAILURES:]
         faults = 1 if failure.got_further and len(failures) < _MAX_FAILURES else faults + 1
         numbers = [number for each in failures for number in each] + [0] * (2 * (_MAX_FAILURES - len(failures)))
-        self._clear(digest)  # the digest is written last: if this process is killed before that, the record is empty
+        self._clear(digest)  # `pack_into` writes the digest last, so that a kill before that leaves an empty record
         _RECORD.pack_into(self._memory, _place(digest), faults, *numbers, digest)
         _TIME.pack_into(self._memory, 0, now)
 

@@ -58,7 +58,7 @@ class UsageLedger(LedgerWriter):
 
     def settle(self, row: UsageRow) -> None:
         """Write the final usage of a request, even if `open` recorded no intent. A second call changes nothing."""
-        if row.state != "settled" or row.status >= 400:  # a refusal is booked before its status is known
+        if row.state != "settled" or row.status >= 400:  # `open` did not know the status
             self.book(row)
         self._settle(row.id, values_of(row))
 

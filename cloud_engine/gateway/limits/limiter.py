@@ -82,7 +82,7 @@ class LimitReservation:
     is_capped: bool = False
     # Claims to settle, with the store's receipts.
     taken: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])
-    # Claims of top-ups to settle. They settle with zero usage, because all usage is charged to `taken`.
+    # Claims added while an answer grew, with receipts. They settle with zero usage: `taken` is charged for all usage.
     added: list[tuple[Claim, str]] = field(default_factory=list[tuple[Claim, str]])
 
     async def top_up(self) -> bool:

@@ -203,7 +203,7 @@ class _Answer:
         return piece
 
     def _own_usage(self) -> Usage:
-        """Count the usage of an answer that its text has ended: the engine reports no statistics for such an answer."""
+        """Count the usage of an answer that a stop string ended, for which the engine reports no statistics."""
         accepted = self._num_accepted()
         return Usage.of(
             len(self._request.prompt_ids),

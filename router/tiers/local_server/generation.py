@@ -154,7 +154,7 @@ class _Calls:
         if not calls and (named or use.choice == "required"):
             raise UpstreamError("The local server made no tool call, but tool_choice requires one.")
         if not {call.name for call in calls} & {tool.function.name for tool in use.tools}:
-            opener = opener.removeprefix(NONCHARACTER)  # only unknown tools: the calls become plain text
+            opener = opener.removeprefix(NONCHARACTER)  # without this mark, calls of unknown tools are shown as text
         listed = [{"name": call.name, "arguments": call.arguments or "{}"} for call in calls]
         return opener + json_bytes(listed).decode() if listed else ""
 

@@ -18,7 +18,7 @@ from .provider import Capabilities, ErrorCodes, Provider, ProviderCall, with_que
 
 _VERSION = "2023-06-01"
 _MAX_TOKENS = 8192  # default limit of an answer, because the API requires a limit
-#: Fields of the API, with the chat fields that must be unchanged for the caller's own value to be sent.
+#: Anthropic's fields that are sent as the caller wrote them, if the router has not changed the listed chat fields.
 _OWN: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "system": ("messages",),
