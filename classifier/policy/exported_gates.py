@@ -60,7 +60,7 @@ class ExportedGates:
         self._answers = AnswerReader()
 
     def warm_up(self) -> None:
-        """Run each graph once, to allocate memory and to check that the graphs accept this Updraft version's features."""
+        """Run each graph once, to allocate memory and to check that it accepts this Updraft version's features."""
         topics = self._graphs.read(ParsedQuestion.of(PromptView("What is 2 + 2?")).counts)
         for mode, declared in self._blocks.items():
             width = sum(BLOCKS[name].width or width for name, width in declared.items())
