@@ -56,7 +56,7 @@ class PostgresStore(LedgerStore):
             raise ConfigurationError(f"Cannot use {shown_url(self._url)} as the usage database: {error}.") from error
 
     def write(self, intents: Sequence[Values], settled: Sequence[BookedRow]) -> None:
-        """Commit rows as documented in `LedgerStore`, without bookings, which only tables in SQLite have."""
+        """Commit rows as documented in `LedgerStore`. Rows in PostgreSQL have no bookings."""
         try:
             with self._alive().transaction(), self._connection.cursor() as cursor:
                 if intents:

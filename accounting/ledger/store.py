@@ -104,8 +104,7 @@ class SqliteStore(LedgerStore):
             raise LedgerWriteError(f"{lost} was moved, replaced, deleted or emptied; put it back, or restart")
         try:
             with self._connected() as connection, transaction(connection):
-                if intents:
-                    connection.executemany(self.table.insert("?", settle=False), intents)
+                connection.executemany(self.table.insert("?", settle=False), intents)
                 insert = self.table.insert("?", settle=True)
                 for row in settled:
                     if connection.execute(insert, row.values).rowcount and row.bookings:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from ...protocol.decoding import prepare_types
+
 Values = tuple[Any, ...]
 """One row's values, in column order."""
 
@@ -32,6 +34,8 @@ class _Record(NamedTuple):
     values: Values
     bookings: tuple[Values, ...] = ()
 
+
+prepare_types(_Record)
 
 _TYPES = {"int": ("INTEGER", "bigint"), "float": ("REAL", "double precision")}
 _TEXT = ("TEXT", "text")
@@ -157,11 +161,9 @@ class LedgerTable(Table):
     def is_settled(self, values: Values) -> bool:
         return self.state is None or values[self.columns.index(self.state)] == SETTLED
 
-    @cached_property
-    def record_of(self) -> Callable[[BookedRow], bytes]:
-        """Function that encodes a row with its format number. Raises UnicodeError for text that no database accepts."""
-        file_format, encode = self.format, msgspec.json.encode
-        return lambda row: encode(_Record(file_format, *row))
+    def record_of(self, row: BookedRow) -> bytes:
+        """Encode a row with its format number. Raises UnicodeError for text that no database accepts."""
+        return msgspec.json.encode(_Record(self.format, *row))
 
     def row_in(self, record: bytes) -> BookedRow:
         """Decode a record made by `record_of`, of this or an older format. Raises ValueError for other data."""

@@ -70,7 +70,7 @@ class LedgerWriter:
         self.failures = 0
         #: Error of the last commit, or None if it succeeded.
         self.problem: str | None = None
-        self._store, self._record_of = store, store.table.record_of
+        self._store = store
         self._keep_from = keep_from
         self._drops_intents = drops_intents
         self._consequence = consequence
@@ -136,7 +136,7 @@ class LedgerWriter:
         if self._closes_at is not None or intents is None:
             return False
         try:
-            record = self._record_of(row)
+            record = self._store.table.record_of(row)
         except UnicodeError:  # the commit will report the error
             return before is not None
         if (place := intents.add(record) if before is None else intents.replace(before, record)) is not None:
