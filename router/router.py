@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -178,7 +177,9 @@ class Router:
     def _opened(self, path: Path) -> tuple[Ledger, RequestWriter]:
         ledger = Ledger(path, busy_s=0.0)  # no waiting for other processes, since that would block the event loop
         try:
-            return ledger, RequestWriter(path, self._keep_from)
+            writer = RequestWriter(path, self._keep_from)
+            writer.flush()  # first book the rows of ended processes, because budgets include them
+            return ledger, writer
         except BaseException:
             ledger.close()
             raise
@@ -482,18 +483,13 @@ class Router:
             if record.reserved is not None:  # the commit frees budget, so it wakes requests that wait for budget
                 committed = asyncio.get_running_loop().create_future()
                 committed.add_done_callback(lambda _: self._in_flight.settled())
-            self._ledger_writer.enter(record.row(status), self._settlement(record), committed)
+            budget = self._budget or Budget({}, self._ledger)
+            bookings = budget.bookings(record.caller, record.reserved, record.charge)
+            self._ledger_writer.enter(record.row(status), bookings, committed)
 
     def _keep(self, row: LedgerRow) -> None:
         if self._ledger_writer is not None:
             self._ledger_writer.keep(row)
-
-    def _settlement(self, record: RequestRecord) -> Callable[[sqlite3.Connection], None] | None:
-        if self._budget is None and record.reserved is None:
-            return None
-        budget = self._budget or Budget({}, self._ledger)
-        caller, reserved, charge = record.caller, record.reserved, record.charge
-        return lambda connection: budget.settle(connection, caller, reserved, charge)
 
     def _state(self) -> RouterState:
         return RouterState(self.config, self.tiers, self._latency, self._budget)

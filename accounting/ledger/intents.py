@@ -22,7 +22,7 @@ from ...protocol.errors import DiskSpaceError, StorageError
 from ...protocol.safety.forks import FORKS
 from ...protocol.safety.private_files import private_file
 from ...protocol.safety.system import reserve_blocks
-from .table import LedgerTable, Values
+from .table import BookedRow, LedgerTable
 from .workers import WorkerSlot, orphaned_intents
 
 _LENGTH = Struct("=I")
@@ -198,7 +198,7 @@ class WorkerIntents:
             raise StorageError(f"Cannot use {self.slot.intents} for the ledger: {error}.") from error
         self._left = self.file.records()  # records of the previous owner of this slot
 
-    def orphaned_rows(self) -> Iterator[list[Values]]:
+    def orphaned_rows(self) -> Iterator[list[BookedRow]]:
         """Yield the uncommitted rows of each dead worker. Advancing the iterator deletes the rows last yielded."""
         if self._left:
             yield _rows(self._left, self._table)
@@ -223,11 +223,11 @@ def _overflow(path: Path) -> Path:
     return path.with_name(f"overflow-{path.name}")
 
 
-def _rows(records: Mapping[int, bytes], table: LedgerTable) -> list[Values]:
-    rows: list[Values] = []
+def _rows(records: Mapping[int, bytes], table: LedgerTable) -> list[BookedRow]:
+    rows: list[BookedRow] = []
     for record in records.values():
         try:
-            rows.append(table.values_in(record))
+            rows.append(table.row_in(record))
         except (*UNREADABLE, ValueError) as error:
             _log.error("The row of a request is lost: the record of a dead worker is damaged (%s).", error)
     return rows

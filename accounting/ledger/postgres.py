@@ -16,8 +16,8 @@ from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.safety.redaction import shown_url
 from ...protocol.settings import state_folder
 from .intents import WorkerIntents
-from .store import ExtraWrite, LedgerStore, LedgerWriteError, RowRefusedError
-from .table import LedgerTable, Values
+from .store import LedgerStore, LedgerWriteError, RowRefusedError
+from .table import BookedRow, LedgerTable, Values
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -55,16 +55,14 @@ class PostgresStore(LedgerStore):
         except self._psycopg.Error as error:
             raise ConfigurationError(f"Cannot use {shown_url(self._url)} as the usage database: {error}.") from error
 
-    def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
-        """Commit rows as documented in `LedgerStore`. Raises ValueError for `extras`, which need SQLite."""
-        if extras:
-            raise ValueError("a PostgreSQL ledger does not support extra writes")
+    def write(self, intents: Sequence[Values], settled: Sequence[BookedRow]) -> None:
+        """Commit rows as documented in `LedgerStore`. Rows in PostgreSQL have no bookings."""
         try:
             with self._alive().transaction(), self._connection.cursor() as cursor:
                 if intents:
                     cursor.executemany(self._intent, intents)
                 if settled:
-                    cursor.executemany(self._settle, settled)
+                    cursor.executemany(self._settle, [row.values for row in settled])
         except self._psycopg.errors.UndefinedTable as error:
             self._disconnect()
             raise LedgerWriteError(str(error)) from error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -13,11 +14,8 @@ from ...protocol.errors import ConfigurationError, DiskSpaceError
 from ...protocol.sqlite import transaction
 from .files import open_database
 from .intents import IntentFile, WorkerIntents
-from .table import LedgerTable, Values
+from .table import BookedRow, LedgerTable, Values
 from .workers import orphaned_intents
-
-ExtraWrite = Callable[[sqlite3.Connection], None]
-"""A change committed in the same transaction as a row."""
 
 _REFUSALS = (sqlite3.DataError, sqlite3.InterfaceError, sqlite3.IntegrityError, sqlite3.ProgrammingError)
 _log = logging.getLogger("updraft.ledger")
@@ -53,10 +51,11 @@ class LedgerStore(ABC):
         """Raise ConfigurationError if the database cannot be used."""
 
     @abstractmethod
-    def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
-        """Commit all rows and `extras`, or raise LedgerWriteError or RowRefusedError. Settled rows are not changed."""
+    def write(self, intents: Sequence[Values], settled: Sequence[BookedRow]) -> None:
+        """Commit all rows, or raise LedgerWriteError or RowRefusedError. A row that is already settled is neither
+        changed nor booked again."""
 
-    def orphaned_rows(self) -> Iterator[list[Values]]:
+    def orphaned_rows(self) -> Iterator[list[BookedRow]]:
         """Yield the uncommitted rows of dead workers, as documented in `WorkerIntents`. Raises LedgerWriteError."""
         try:
             if self._kept is not None:
@@ -100,16 +99,16 @@ class SqliteStore(LedgerStore):
     def check(self) -> None:
         """Do nothing, because the file was already opened."""
 
-    def write(self, intents: Sequence[Values], settled: Sequence[Values], extras: Sequence[ExtraWrite] = ()) -> None:
+    def write(self, intents: Sequence[Values], settled: Sequence[BookedRow]) -> None:
         if self._is_strict and (lost := self._database.displaced()) is not None:
             raise LedgerWriteError(f"{lost} was moved, replaced, deleted or emptied; put it back, or restart")
         try:
             with self._connected() as connection, transaction(connection):
-                if intents:
-                    connection.executemany(self.table.insert("?", settle=False), intents)
-                connection.executemany(self.table.insert("?", settle=True), settled)
-                for extra in extras:
-                    extra(connection)
+                connection.executemany(self.table.insert("?", settle=False), intents)
+                insert = self.table.insert("?", settle=True)
+                for row in settled:
+                    if connection.execute(insert, row.values).rowcount and row.bookings:
+                        connection.executemany(self.table.booking, row.bookings)
         except (OverflowError, UnicodeError) as error:
             raise RowRefusedError(str(error)) from error
 
@@ -160,5 +159,6 @@ def collect(path: Path, table: LedgerTable) -> None:
 
 
 def _workers_folder(path: Path) -> Path:
-    """Return the folder for locks and intents of the processes that write the ledger at `path`."""
-    return path.with_name(f"{path.name}.workers")
+    """Return the folder for locks and intents of the processes that write the ledger at `path`, which may be a link."""
+    file = Path(os.path.realpath(path))
+    return file.with_name(f"{file.name}.workers")

@@ -7,14 +7,36 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+
+from ...protocol.decoding import prepare_types
 
 Values = tuple[Any, ...]
 """One row's values, in column order."""
 
 SETTLED = "settled"
+
+
+class BookedRow(NamedTuple):
+    """A row with its bookings: the changes of a side table that are committed together with the row, exactly once."""
+
+    values: Values
+    # Parameters of `LedgerTable.booking`, once for each change.
+    bookings: tuple[Values, ...] = ()
+
+
+class _Record(NamedTuple):
+    """A row in an intent file. Records of earlier versions have no bookings."""
+
+    file_format: int
+    values: Values
+    bookings: tuple[Values, ...] = ()
+
+
+prepare_types(_Record)
+
 _TYPES = {"int": ("INTEGER", "bigint"), "float": ("REAL", "double precision")}
 _TEXT = ("TEXT", "text")
 
@@ -101,6 +123,8 @@ class LedgerTable(Table):
     # Setting that names the file.
     param: str
     side_tables: tuple[Table, ...] = ()
+    # SQL statement that books a row's amounts in a side table.
+    booking: str = ""
     # Column order in the intent records of each older format, by format number.
     records: Mapping[int, tuple[str, ...]] = field(default_factory=dict[int, tuple[str, ...]])
     # SQL expressions by which sums can be grouped, keyed by name. Grouping by day is always possible.
@@ -137,20 +161,18 @@ class LedgerTable(Table):
     def is_settled(self, values: Values) -> bool:
         return self.state is None or values[self.columns.index(self.state)] == SETTLED
 
-    @cached_property
-    def record_of(self) -> Callable[[Values], bytes]:
-        """Function that encodes a row with its format number. Raises UnicodeError for text that no database accepts."""
-        file_format, encode = self.format, msgspec.json.encode
-        return lambda values: encode((file_format, values))
+    def record_of(self, row: BookedRow) -> bytes:
+        """Encode a row with its format number. Raises UnicodeError for text that no database accepts."""
+        return msgspec.json.encode(_Record(self.format, *row))
 
-    def values_in(self, record: bytes) -> Values:
+    def row_in(self, record: bytes) -> BookedRow:
         """Decode a record made by `record_of`, of this or an older format. Raises ValueError for other data."""
         try:
-            file_format, values = msgspec.json.decode(record, type=tuple[int, Values])
+            file_format, values, bookings = msgspec.json.decode(record, type=_Record)
         except msgspec.ValidationError:  # records before format numbers are bare rows
-            file_format, values = 0, msgspec.json.decode(record, type=Values)
+            file_format, values, bookings = _Record(0, msgspec.json.decode(record, type=Values))
         names = self.columns if file_format == self.format else self.records.get(file_format, ())
         if len(values) != len(names):
             raise ValueError("the row's number of columns does not match its format")
         known = dict(zip(names, values, strict=True))
-        return tuple(known.get(each.name, each.default) for each in fields(self.row))
+        return BookedRow(tuple(known.get(each.name, each.default) for each in fields(self.row)), bookings)

@@ -17,8 +17,8 @@ from typing import Literal
 
 import msgspec
 
-from .store import ExtraWrite, LedgerStore, LedgerWriteError, RowRefusedError
-from .table import Values
+from .store import LedgerStore, LedgerWriteError, RowRefusedError
+from .table import BookedRow
 
 MAX_WAITING = 20_000
 """Maximum rows, of about 1 KB each, kept in memory while the database is unavailable."""
@@ -39,16 +39,13 @@ _log = logging.getLogger("updraft.ledger")
 class Entry(msgspec.Struct, frozen=True):
     """One row to be written."""
 
-    # Values in column order.
-    values: Values
+    row: BookedRow
     # Whether the row is settled. False: an intent, which is the row of a request in flight.
     settled: bool
     # Resolved when the row is committed; None if no request waits for the commit.
     committed: asyncio.Future[bool] | None = None
     # Slot of the row's record in the intent file, until the commit.
     place: int | None = None
-    # Change committed together with the row.
-    extra: ExtraWrite | None = None
 
 
 class LedgerWriter:
@@ -73,7 +70,7 @@ class LedgerWriter:
         self.failures = 0
         #: Error of the last commit, or None if it succeeded.
         self.problem: str | None = None
-        self._store, self._record_of = store, store.table.record_of
+        self._store = store
         self._keep_from = keep_from
         self._drops_intents = drops_intents
         self._consequence = consequence
@@ -133,27 +130,21 @@ class LedgerWriter:
         since = self._committing_since
         return since is not None and time.monotonic() > since + FLUSH_S
 
-    def _journal(self, row_id: str, values: Values) -> bool:
+    def _journal(self, row_id: str, row: BookedRow) -> bool:
         """Store the row in the intent file. Return whether the file has a record of the request."""
         intents, before = self._store.intents, self._places.get(row_id)
         if self._closes_at is not None or intents is None:
             return False
         try:
-            record = self._record_of(values)
+            record = self._store.table.record_of(row)
         except UnicodeError:  # the commit will report the error
             return before is not None
         if (place := intents.add(record) if before is None else intents.replace(before, record)) is not None:
             self._places[row_id] = place
         return row_id in self._places
 
-    def _settle(
-        self,
-        row_id: str,
-        values: Values,
-        extra: ExtraWrite | None = None,
-        committed: asyncio.Future[bool] | None = None,
-    ) -> None:
-        self._queue_entry(Entry(values, True, committed, self._places.pop(row_id, None), extra))
+    def _settle(self, row_id: str, row: BookedRow, committed: asyncio.Future[bool] | None = None) -> None:
+        self._queue_entry(Entry(row, True, committed, self._places.pop(row_id, None)))
 
     def _queue_entry(self, entry: Entry) -> None:
         if self.waiting >= MAX_WAITING:
@@ -239,7 +230,7 @@ class LedgerWriter:
             self.failures += 1
             _wake_waiters(self._unwritten, is_written=False)
             kept = [each for each in self._unwritten if each.settled or not self._drops_intents]
-            self._unwritten = [Entry(each.values, each.settled, place=each.place, extra=each.extra) for each in kept]
+            self._unwritten = [msgspec.structs.replace(each, committed=None) for each in kept]
         else:
             if self.failures != self._healed_failures:
                 _log.warning("The ledger can be written again.")
@@ -258,9 +249,8 @@ class LedgerWriter:
         """Commit the rows together. If a row is refused, commit the rows one by one. No row is ever duplicated."""
         try:
             self._store.write(
-                [each.values for each in batch if not each.settled],
-                [each.values for each in batch if each.settled],
-                [each.extra for each in batch if each.extra is not None],
+                [each.row.values for each in batch if not each.settled],
+                [each.row for each in batch if each.settled],
             )
         except RowRefusedError as error:
             if len(batch) > 1:
@@ -282,11 +272,9 @@ class LedgerWriter:
         try:
             count = 0
             for rows in self._store.orphaned_rows():
-                settled = [self._store.table.is_settled(values) for values in rows]
-                self._commit(
-                    [Entry(values, settled=is_settled) for values, is_settled in zip(rows, settled, strict=True)]
-                )
-                count += settled.count(False)
+                entries = [Entry(row, self._store.table.is_settled(row.values)) for row in rows]
+                self._commit(entries)
+                count += sum(not each.settled for each in entries)
             if count := count + self._store.abandon():
                 _log.warning("Marked %d requests of dead workers as abandoned.", count)
             if self._keep_from is not None:

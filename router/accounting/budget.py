@@ -19,9 +19,10 @@ from typing import Literal, TypeVar, get_args
 
 from ...accounting.accounts import AccountUsage, Claim, Kind, granted, renewal
 from ...accounting.budget import DAY_S, Period, TokenDemand, bounds, first_day, plain_number
+from ...accounting.ledger.table import Values
 from ...protocol.errors import BudgetExceededError, ConfigurationError
 from ..request.caller import Caller
-from .ledger import Ledger
+from .ledger import REQUESTS, Ledger
 
 Scope = Literal["all", "key", "user"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -184,8 +185,7 @@ class Budget:
             alone = self.in_flight.count == (held is not None)
             charge = demand.charge(tokens := granted(demand.wanted, claims, usages, alone=alone))
             rows = self._rows(caller, before.day)
-            for row in rows:
-                _add(connection, row, charge)
+            connection.executemany(REQUESTS.booking, [(*astuple(charge), *row) for row in rows])
             return Reservation(before.day, before.charge + charge, tokens, before.rows | rows)
 
         # Do not flush pending rows first, because other requests could use up the budget meanwhile.
@@ -193,13 +193,14 @@ class Budget:
         self.in_flight.count += held is None
         return reservation
 
-    def settle(
-        self, connection: sqlite3.Connection, caller: Caller, reserved: Reservation | None, actual: Charge
-    ) -> None:
-        """Replace the reservation of a request by the actual charge, even if the limits have changed since."""
+    def bookings(self, caller: Caller, reserved: Reservation | None, actual: Charge) -> tuple[Values, ...]:
+        """Return the parameters of `REQUESTS.booking` that replace the reservation of a request by the actual charge,
+        even if the limits have changed since."""
         held = Reservation(_today(), NO_CHARGE) if reserved is None else reserved
-        for row in held.rows | self._rows(caller, held.day):
-            _add(connection, row, actual - held.charge if row in held.rows else actual)
+        return tuple(
+            (*astuple(actual - held.charge if row in held.rows else actual), *row)
+            for row in held.rows | self._rows(caller, held.day)
+        )
 
     async def _run_transaction(self, work: Callable[[sqlite3.Connection], T], *, flushed: bool = True) -> T:
         """Run `work` in a transaction of the ledger. Raises BudgetExceededError if the ledger is unavailable."""
@@ -274,14 +275,6 @@ class Budget:
         before = first_day(period, first - 1)  # keep the previous period, whose requests may still be settled
         connection.execute("DELETE FROM spending WHERE period = ? AND day < ?", (period, before))
         return spent
-
-
-def _add(connection: sqlite3.Connection, row: SpendingRow, more: Charge) -> None:
-    connection.execute(
-        "UPDATE spending SET requests = requests + ?, cloud_requests = cloud_requests + ?,"
-        " cloud_tokens = cloud_tokens + ?, usd = usd + ? WHERE period = ? AND day = ? AND scope = ?",
-        (*astuple(more), *row),
-    )
 
 
 def _share_excess(share: float | None, spent: Charge, more: Charge) -> list[str]:

@@ -136,6 +136,10 @@ REQUESTS = LedgerTable(
     purpose="ledger",
     param="ledger",
     side_tables=(Table(name="spending", row=SpendingRow, key="period, day, scope", upgrades={4: {"period": "'day'"}}),),
+    booking=(
+        "UPDATE spending SET requests = requests + ?, cloud_requests = cloud_requests + ?,"
+        " cloud_tokens = cloud_tokens + ?, usd = usd + ? WHERE period = ? AND day = ? AND scope = ?"
+    ),
     upgrades={6: {"started_at": "ts"}},
     records={0: _RECORD},
     # A request belongs to the group of the last cloud model that it called, or of its route if it called no cloud.

@@ -8,7 +8,8 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from ...accounting.ledger.store import ExtraWrite, LedgerWriteError, RowRefusedError, SqliteStore, collect
+from ...accounting.ledger.store import LedgerWriteError, RowRefusedError, SqliteStore, collect
+from ...accounting.ledger.table import BookedRow, Values
 from ...accounting.ledger.writer import LedgerWriter
 from ...protocol.errors import ConfigurationError
 from .ledger import REQUESTS, LedgerRow
@@ -29,16 +30,16 @@ class RequestWriter(LedgerWriter):
 
     def keep(self, row: LedgerRow) -> None:
         """Keep the row of a request in flight, to commit if this process is killed before `enter`."""
-        self._journal(row.id, REQUESTS.values_of(row))
+        self._journal(row.id, BookedRow(REQUESTS.values_of(row)))
 
     def enter(
-        self, row: LedgerRow, extra: ExtraWrite | None = None, committed: asyncio.Future[bool] | None = None
+        self, row: LedgerRow, bookings: tuple[Values, ...] = (), committed: asyncio.Future[bool] | None = None
     ) -> None:
-        """Queue one row for the ledger. Never raises. `extra`: function that writes more in the row's transaction.
-        `committed`: future that is set after the commit, or after the first failed attempt."""
-        values = REQUESTS.values_of(row)
-        self._journal(row.id, values)
-        self._settle(row.id, values, extra, committed)
+        """Queue one row for the ledger. Never raises. `bookings`: changes of the table `spending`, which also survive a
+        kill. `committed`: future that is set after the commit, or after the first failed attempt."""
+        booked = BookedRow(REQUESTS.values_of(row), bookings)
+        self._journal(row.id, booked)
+        self._settle(row.id, booked, committed)
 
 
 def collect_rows(path: Path) -> None:

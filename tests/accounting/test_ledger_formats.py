@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from updraft.accounting.ledger.intents import IntentFile
 from updraft.accounting.ledger.store import SqliteStore
-from updraft.accounting.ledger.table import LedgerTable, Table
+from updraft.accounting.ledger.table import BookedRow, LedgerTable, Table
 from updraft.cloud_engine.gateway.ledger.metering import USAGE
 from updraft.cloud_engine.gateway.ledger.opening import open_reader, open_store
 from updraft.protocol.errors import ConfigurationError, StorageError
@@ -274,7 +274,13 @@ def test_rows_that_an_older_process_left_are_committed(
 @pytest.mark.parametrize("table", [REQUESTS, USAGE], ids=["router", "gateway"])
 def test_a_record_comes_back_as_it_went_in(table: LedgerTable) -> None:
     values = tuple(f"value {number}" for number in range(len(table.columns)))
-    assert table.values_in(table.record_of(values)) == values
+    row = BookedRow(values, ((1, 0.1, "all"),))
+    assert table.row_in(table.record_of(row)) == row
+
+
+def test_a_record_without_bookings_is_read() -> None:
+    values = tuple(f"value {number}" for number in range(len(REQUESTS.columns)))
+    assert REQUESTS.row_in(json.dumps([REQUESTS.format, values]).encode()) == BookedRow(values)
 
 
 def test_a_url_of_another_database_is_refused_by_its_option() -> None:
@@ -293,3 +299,14 @@ def test_a_url_of_another_database_makes_no_folder(
         use("mysql://user:canary@host/usage")
     assert "canary" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_link_shares_the_journal_of_the_file(path: Path) -> None:
+    link = path.parent / "links" / "ledger.sqlite3"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    with closing(SqliteStore(path, REQUESTS)) as store, closing(SqliteStore(link, REQUESTS)) as linked:
+        assert store.intents is not None
+        store.intents.add(b"of a live process")
+        assert [*linked.orphaned_rows()] == []
+    assert list(link.parent.iterdir()) == [link]

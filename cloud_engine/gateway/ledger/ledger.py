@@ -8,6 +8,7 @@ from typing import Literal
 
 from ....accounting.budget import DAY_S
 from ....accounting.ledger.store import LedgerStore
+from ....accounting.ledger.table import BookedRow
 from ....accounting.ledger.writer import FLUSH_S, MAX_WAITING, Entry, LedgerWriter, note
 from ....protocol.errors import OverloadedError
 from .metering import UsageRow, values_of
@@ -40,15 +41,15 @@ class UsageLedger(LedgerWriter):
         if self._stops and (self.failing or self._hangs() or self.waiting >= MAX_WAITING):
             raise _unwritable()
         row.worker, row.state = self.worker, "abandoned"  # the state that the row keeps if this process dies now
-        if (self.failing or not self._store.commits_intents) and self._journal(row.id, values_of(row)):
+        if (self.failing or not self._store.commits_intents) and self._journal(row.id, BookedRow(values_of(row))):
             return
         row.state = "intent"
         if self.failing:
-            self._queue_entry(Entry(values_of(row), settled=False))
+            self._queue_entry(Entry(BookedRow(values_of(row)), settled=False))
             return
         loop = asyncio.get_running_loop()
         committed: asyncio.Future[bool] = loop.create_future()
-        self._queue_entry(Entry(values_of(row), settled=False, committed=committed))
+        self._queue_entry(Entry(BookedRow(values_of(row)), settled=False, committed=committed))
         late = loop.call_later(FLUSH_S, note, committed, False)
         try:
             if not await committed and self._stops:
@@ -60,12 +61,12 @@ class UsageLedger(LedgerWriter):
         """Write the final usage of a request, even if `open` recorded no intent. A second call changes nothing."""
         if row.state != "settled" or row.status >= 400:  # `open` did not know the status
             self.book(row)
-        self._settle(row.id, values_of(row))
+        self._settle(row.id, BookedRow(values_of(row)))
 
     def book(self, row: UsageRow) -> None:
         """Save the usage so far, in case this process dies. The caller must still call `settle` at the end."""
         row.worker, row.state = self.worker, "settled"
-        self._journal(row.id, values_of(row))
+        self._journal(row.id, BookedRow(values_of(row)))
 
 
 def _unwritable() -> OverloadedError:

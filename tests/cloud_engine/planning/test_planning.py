@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from updraft.accounting.ledger.table import BookedRow
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.execution.served_model import ServedModel
@@ -190,7 +191,7 @@ def test_traces(tmp_path: Path) -> None:
         UsageRow(request_id=str(number), prompt_tokens=5, completion_tokens=number, started_at=9.0 + number)
         for number in (0, 2)
     ]
-    store.write([], [values_of(row) for row in rows])
+    store.write([], [BookedRow(values_of(row)) for row in rows])
     store.close()
     assert read_trace(str(azure), 10) == [PlannedRequest(0.0, 374, 44), PlannedRequest(4.0, 396, 109)]
     assert read_trace(str(ledger), 10) == [PlannedRequest(0.0, 5, 2)]

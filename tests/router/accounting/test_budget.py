@@ -25,7 +25,7 @@ from updraft.accounting.token_estimate import answer_size, prompt_tokens
 from updraft.protocol.errors import BudgetExceededError, ConfigurationError
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import Budget, BudgetLimits, Charge, Demand
-from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.ledger import REQUESTS, Ledger
 from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
 from updraft.router.config import CloudTierConfig, RouterConfig
@@ -188,7 +188,7 @@ def test_processes_on_one_ledger_share_the_limit(tmp_path: Path) -> None:
     ledger = Ledger(path)
     budget = Budget({"all": BudgetLimits(usd=0.205)}, ledger)
     with ledger.transaction() as connection:
-        budget.settle(connection, Caller(), taken[0], replace(ONE, usd=0.001))
+        connection.executemany(REQUESTS.booking, budget.bookings(Caller(), taken[0], replace(ONE, usd=0.001)))
     assert asyncio.run(budget.exceeded(Caller(), DEMAND)) is None, "what was not used is free again"
     ledger.close()
 
@@ -207,7 +207,7 @@ def test_a_new_day_is_a_new_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     now += 10_000
     assert asyncio.run(budget.exceeded(Caller("k"), DEMAND)) is None
     with ledger.transaction() as connection:
-        budget.settle(connection, Caller("k"), reserved, replace(ONE, cloud_tokens=99))
+        connection.executemany(REQUESTS.booking, budget.bookings(Caller("k"), reserved, replace(ONE, cloud_tokens=99)))
     assert asyncio.run(budget.exceeded(Caller("k"), DEMAND)) is None, "yesterday's request is settled with yesterday"
     ledger.close()
 
@@ -232,7 +232,7 @@ def test_a_month_is_a_calendar_month_and_begins_with_its_rows(tmp_path: Path, mo
     now = datetime(2027, 2, 1, tzinfo=UTC).timestamp()
     assert asyncio.run(month.exceeded(Caller(), DEMAND)) is None
     with ledger.transaction() as connection:
-        month.settle(connection, Caller(), reserved, ONE)
+        connection.executemany(REQUESTS.booking, month.bookings(Caller(), reserved, ONE))
         totals = connection.execute("SELECT cloud_tokens FROM spending WHERE period = 'month' ORDER BY day").fetchall()
     assert totals == [(160,), (0,)], "settled with the month that it was reserved in"
     ledger.close()

@@ -18,10 +18,14 @@ from typing import Any
 import pytest
 from cascade_bench import run
 from router_fakes import FakeCloud
+from updraft.accounting.budget import DAY_S
+from updraft.accounting.ledger.intents import IntentFile
+from updraft.accounting.ledger.store import SqliteStore
+from updraft.accounting.ledger.table import BookedRow
 from updraft.accounting.ledger.writer import CLOSE_S
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import BudgetLimits
-from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.ledger import REQUESTS, Ledger
 from updraft.router.accounting.ledger_writer import RequestWriter, collect_rows
 from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
@@ -144,6 +148,31 @@ def test_the_end_waits_for_the_last_rows_and_leaves_the_rest_to_the_next_process
         collect_rows(path)
         with closing(Ledger(path)) as reader:
             assert [row.id for row in reader.rows()] == [ROW.id], "once, whoever looks how often"
+
+
+def test_the_first_reservation_includes_the_rows_of_ended_processes(
+    bench: Any, cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, today, collect = tmp_path / "ledger.sqlite3", int(time.time() // DAY_S), SqliteStore.orphaned_rows
+    with closing(Ledger(path)) as ledger, ledger.transaction() as connection:
+        connection.execute("INSERT INTO spending VALUES ('day', ?, 'all', 1, 1, 10, 0.0)", (today,))
+    journal = tmp_path / "ledger.sqlite3.workers" / "intents-3"
+    journal.parent.mkdir()
+    with closing(IntentFile(journal, REQUESTS.places, REQUESTS.place_bytes)) as left:
+        row = BookedRow(REQUESTS.values_of(ROW), ((0, 0, 990, 0.0, "day", today, "all"),))
+        left.add(REQUESTS.record_of(row))
+
+    def late(store: SqliteStore) -> Iterator[list[BookedRow]]:
+        time.sleep(0.5)
+        yield from collect(store)
+
+    async def test() -> None:
+        async with bench(budget=BudgetLimits(cloud_tokens=1000)) as b:
+            assert (await b.ask("cloud", max_tokens=50)).status == 429
+        assert not cloud.requests
+
+    monkeypatch.setattr(SqliteStore, "orphaned_rows", late)
+    run(test())
 
 
 def test_refused_rows_delay_no_other_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from router_fakes import FakeCloud
 from updraft.router.accounting.ledger import Ledger
-from updraft.router.accounting.ledger_writer import collect_rows
+from updraft.router.accounting.ledger_writer import RequestWriter, collect_rows
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked and killed by signal")
 
@@ -24,9 +26,9 @@ import updraft
 
 client = updraft.OpenAI(max_retries=0)
 
-def ask(n=1, client=client):
+def ask(n=1, client=client, **fields):
     for _ in range(n):
-        answer = client.chat.completions.create(model="cloud", messages=[{"role": "user", "content": "hi"}])
+        answer = client.chat.completions.create(model="cloud", messages=[{"role": "user", "content": "hi"}], **fields)
         os.write(1, answer.model_extra["updraft"]["request_id"].encode() + b"\\n")
 """
 ENDS = {
@@ -168,6 +170,47 @@ os.kill(os.getpid(), 9)
         done = run(program, tmp_path, cloud)
     assert ids(tmp_path) == sorted(done.stdout.split())
     assert len(done.stdout.split()) == 2
+
+
+ENDS_AFTER_THE_ANSWER = {"exit": "", "os._exit": "os._exit(0)", "SIGKILL": "os.kill(os.getpid(), 9)"}
+
+
+@pytest.mark.parametrize("max_tokens", [500, 1], ids=["reserved too much", "reserved too little"])
+@pytest.mark.parametrize("end", ENDS_AFTER_THE_ANSWER)
+def test_row_of_an_ended_process_replaces_its_reservation_once(
+    cloud: FakeCloud, tmp_path: Path, end: str, max_tokens: int
+) -> None:
+    """The other process locks the ledger between the reservation and the end, so that only the journal has the row."""
+    path, cloud.delay_s = tmp_path / "ledger.sqlite3", 1.0
+    journal, copy = tmp_path / "ledger.sqlite3.workers", tmp_path / "copy"
+    (tmp_path / "config.toml").write_text("[prices]\ncloud_input = 0\ncloud_output = 2.0\n[budget]\nusd = 1.0\n")
+    program = f"ask(max_tokens={max_tokens})\n{ENDS_AFTER_THE_ANSWER[end]}"
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(run, program, tmp_path, cloud)
+        while not cloud.requests:
+            assert not ended.done()
+            time.sleep(0.01)
+        with busy(path):
+            assert len(ended.result().stdout.split()) == 1
+    assert spent(path) == (0, pytest.approx(max_tokens * 2e-6))
+    shutil.copytree(journal, copy)
+    collect_rows(path)
+    assert spent(path) == (1, pytest.approx(4 * 2e-6))
+    shutil.copytree(copy, journal, dirs_exist_ok=True)  # as if killed between the commit and the journal's removal
+    collected = RequestWriter(path)
+    assert collected.flush()
+    collected.close()
+    assert spent(path) == (1, pytest.approx(4 * 2e-6))
+
+
+def spent(path: Path) -> tuple[int, float]:
+    """Return the number of rows and the dollars in `spending`, which include all rows' costs if there are rows."""
+    with closing(sqlite3.connect(path)) as connection:
+        query = "SELECT count(*), count(*), sum(cloud_tokens + cloud_prompt_tokens), sum(cost_usd) FROM requests"
+        count, *rows = connection.execute(query).fetchone()
+        (booked,) = connection.execute("SELECT requests, cloud_tokens, usd FROM spending").fetchall()
+    assert not count or booked == pytest.approx(rows)
+    return count, booked[-1]
 
 
 IN_FLIGHT = """

@@ -28,7 +28,7 @@ from updraft.accounting.token_estimate import LIMITS, answer_size, capped
 from updraft.protocol.errors import BudgetExceededError
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import NO_CHARGE, Budget, BudgetLimits, Charge, Demand, Reservation
-from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.ledger import REQUESTS, Ledger
 from updraft.router.accounting.prices import Prices
 from updraft.router.request.caller import Caller
 
@@ -551,7 +551,8 @@ def test_no_sequence_of_reservations_passes_a_limit(
                     actual = Charge(1, 1, tokens, share * reserved.charge.usd)
                     true += 0 if kind == "lose" else actual.usd
                     with ledger.transaction() as connection:
-                        budget.settle(connection, Caller(), reserved, reserved.charge if kind == "lose" else actual)
+                        charge = reserved.charge if kind == "lose" else actual
+                        connection.executemany(REQUESTS.booking, budget.bookings(Caller(), reserved, charge))
                     budget.in_flight.settled()
             _, used, usd = spent(ledger.path) if held or true else (0, 0, 0.0)
             assert limits.usd is None or usd <= limits.usd + 1e-9

@@ -362,7 +362,7 @@ def test_a_refusal_has_its_status_in_the_file_of_intents(tmp_path: Path) -> None
             ledger.settle(refused)
             assert store.intents is not None
             (kept,) = store.intents.records().values()
-            assert dict(zip(USAGE.columns, USAGE.values_in(kept), strict=True))["status"] == 503
+            assert dict(zip(USAGE.columns, USAGE.row_in(kept).values, strict=True))["status"] == 503
             other.execute("ROLLBACK")
         ledger.close()
 
