@@ -61,8 +61,8 @@ def sentences(policy: Policy, target: Target) -> list[str]:
     if rows.evidence < len(rows.local):
         lines.insert(1, f"Some prompts repeat: {len(rows.local)} rows count as {rows.evidence} in the promise.")
     if point.alpha is not None:
-        floor = least_cloud_share(card.gain_rate, point.alpha)
-        lines.append(f"Floor: any method that leaves only {point.alpha:.2%} wrongly local must escalate {floor:.1%}.")
+        least = least_cloud_share(card.gain_rate, point.alpha)
+        lines.append(f"Every method that leaves only {point.alpha:.2%} wrongly local escalates at least {least:.1%}.")
         lines += _rows_for_more_local(policy, point)
     return lines
 
