@@ -37,7 +37,7 @@ def create(
     ] = None,
     models: Annotated[
         list[str] | None,
-        typer.Option("--model", rich_help_panel="Network", help="Model that the key may use; repeatable. [all]"),
+        typer.Option("--model", rich_help_panel="Limits", help="Model that the key may use; repeatable. [all]"),
     ] = None,
     priority: Annotated[
         Literal["interactive", "escalation", "batch"], typer.Option(help="Priority of the key's requests in the queue.")

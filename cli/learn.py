@@ -29,7 +29,7 @@ def learn(
 
     Escalated requests alone are a biased sample. So set exploration (0.05, for example) or shadow = true in the
     settings for a while: both tiers then answer a random share of the requests.
-    Routers load the new policy when they start. Needs pip install '.[calibrate]' in a clone of Updraft.
+    Routers load the new policy at their next start. Needs pip install '.[calibrate]' in a clone of Updraft.
 
     \b
     Examples

@@ -10,7 +10,7 @@ WEIGHTS = Path(__file__).parent / "weights"
 SMALL, LARGE = "pocket-small", "pocket-large"
 
 ABOUT = (
-    "The pocket pair are tiny models that ship with Updraft. They do sums, dates, times, units, sorting, puzzles, "
+    "The pocket pair is two tiny models that ship with Updraft. They do sums, dates, times, units, sorting, puzzles, "
     "capitals and JSON. They answer all other questions with a note that they do not know."
 )
 EXAMPLES = (

@@ -42,7 +42,13 @@ OF_CLOUD_URL: Mapping[str, Any] = MappingProxyType(
 )
 #: Current name of a setting by its former name.
 _RENAMED = MappingProxyType(
-    {"middle": "middle_tiers", "tool_parser": "tool_call_parser", "context_length": "max_model_len"}
+    {
+        "middle": "middle_tiers",
+        "tool_parser": "tool_call_parser",
+        "context_length": "max_model_len",
+        "parallel": "max_num_seqs",
+        "queue_limit": "max_waiting",
+    }
 )
 #: Settings that determine the gates: after a change, the gates are loaded again.
 GATE_SETTINGS = frozenset({*TARGETS, "confidence_signal", "promise", "policy", "allow_foreign_policy", "prices"})
@@ -75,6 +81,10 @@ class LocalModelOptions:
 
     # Context length: tokens of prompt and answer together.
     max_model_len: int | None = None
+    # Maximum number of answers generated at once. Without it: 8.
+    max_num_seqs: int | None = None
+    # Maximum number of requests that wait while `max_num_seqs` answers are generated.
+    max_waiting: int = 256
     # Number of compute threads.
     threads: int | None = None
     # Number of layers on a GPU; 0 for none.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..classifier.policy.folders import named_folder, policy_folder_of
@@ -36,7 +36,6 @@ from .tiers.providers.registry import provider_of
 if TYPE_CHECKING:
     from ..classifier.online.experience import ExperienceStore
     from ..local_engine.engine import LocalEngine
-    from ..local_engine.machine.memory_fit import KvCacheType
     from ..local_engine.options import LocalOptions
     from ..model_files.identity import ModelIdentity
 
@@ -287,13 +286,10 @@ def options_of(config: RouterConfig) -> LocalOptions:
     """Return the options of the local model in this process."""
     from ..local_engine.options import LocalOptions, adapter_of
 
-    device = config.local_options
+    given: dict[str, Any] = asdict(config.local_options)
+    given["adapters"] = tuple(map(adapter_of, config.local_options.adapters))
     return LocalOptions(
-        max_model_len=device.max_model_len,
-        threads=device.threads,
-        gpu_layers=device.gpu_layers,
-        kv_cache_type=cast("KvCacheType | None", device.kv_cache_type),
-        adapters=tuple(adapter_of(each) for each in device.adapters),
+        **given,
         default_max_tokens=config.local_max_tokens,
         tool_call_parser=config.tool_call_parser,
         chat_template=config.chat_template,

@@ -45,12 +45,12 @@ class Case:
 class Ceilings:
     """Measured limits: bytes per second of a copy (read and written), and operations per second of a bf16 product.
 
-    `floor`: seconds measured for an almost empty kernel. All times include it, but it matters only for short kernels.
+    `empty_call`: seconds of an almost empty kernel. All times include it, but it matters only for short kernels.
     """
 
     copy: float
     matmul: float
-    floor: float
+    empty_call: float
 
     def seconds(self, case: Case) -> float:
         """Return the minimum time of a case, which is limited by its bytes or by its operations."""
@@ -121,7 +121,7 @@ def measure(
     ceilings = measured_ceilings(clock)
     say(
         f"copy {ceilings.copy / 1e9:,.0f} GB/s, bf16 product {ceilings.matmul / 1e12:,.0f} TFLOP/s, "
-        f"an empty call {ceilings.floor * 1e6:.1f} us"
+        f"an empty call {ceilings.empty_call * 1e6:.1f} us"
     )
     rows: list[Row] = []
     for make in cases:
@@ -153,8 +153,8 @@ def measured_ceilings(clock: Clock) -> Ceilings:
     left, right = (torch.randn(_SQUARE, _SQUARE, device="cuda").bfloat16() for _ in range(2))
     product = torch.empty_like(left)
     matmul = Times.of(clock(lambda _set: torch.mm(left, right, out=product), 1))
-    floor = Times.of(clock(lambda _set: target[:1].zero_(), 1))
-    return Ceilings(2 * _COPIED / copy.median, 2 * _SQUARE**3 / matmul.median, floor.median)
+    empty_call = Times.of(clock(lambda _set: target[:1].zero_(), 1))
+    return Ceilings(2 * _COPIED / copy.median, 2 * _SQUARE**3 / matmul.median, empty_call.median)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def report_of(device: str, config: Mapping[str, Any], measured: Measurements) ->
         {
             "copy_gb_per_s": ceilings.copy / 1e9,
             "matmul_tflop_per_s": ceilings.matmul / 1e12,
-            "floor_us": ceilings.floor * 1e6,
+            "empty_call_us": ceilings.empty_call * 1e6,
         },
     )
     return {**asdict(report), "rows": [asdict(row) for row in measured.rows]}

@@ -11,7 +11,7 @@ from ..arrays import Bools, Floats
 
 
 def max_losses(n: int, alpha: float, delta: float) -> int:
-    """Return the most losses in n rows that still prove a loss rate of at most alpha with confidence 1 - delta.
+    """Return the most losses in n rows that still prove a loss rate of at most alpha at level 1 - delta.
 
     By Clopper-Pearson, this is the largest k with P(Binomial(n, alpha) <= k) <= delta, or -1 if there is no such k.
     """

@@ -55,14 +55,13 @@ def sentences(policy: Policy, target: Target) -> list[str]:
     lines.append(_promise(target, point))
     for metric, other in (("judge.matching", "shared words"), ("judge.matching_embedding", "embeddings")):
         if (matching := card.metrics.get(metric)) is not None:
-            agreement = f"Grading by {other} gives the judge's verdict on {matching:.0%} of the judged prompts."
-            lines.insert(1, agreement)
+            lines.insert(1, f"Grading by {other} gives the judge's verdict on {matching:.0%} of the judged prompts.")
     rows = policy.calibration
     if rows.evidence < len(rows.local):
         lines.insert(1, f"Some prompts repeat: {len(rows.local)} rows count as {rows.evidence} in the promise.")
     if point.alpha is not None:
-        floor = least_cloud_share(card.gain_rate, point.alpha)
-        lines.append(f"Floor: any method that leaves only {point.alpha:.2%} wrongly local must escalate {floor:.1%}.")
+        least = least_cloud_share(card.gain_rate, point.alpha)
+        lines.append(f"Every method that leaves only {point.alpha:.2%} wrongly local escalates at least {least:.1%}.")
         lines += _rows_for_more_local(policy, point)
     return lines
 

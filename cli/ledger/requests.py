@@ -87,7 +87,7 @@ def log(
     ] = 20,
     tier: Annotated[
         Literal["local", "cloud", "none"] | None,
-        typer.Option(help="List only requests that this tier answered; none lists requests without an answer."),
+        typer.Option(rich_help_panel="Advanced", help="Tier of the listed requests; none: without an answer."),
     ] = None,
     ledger: LedgerPath = None,
     as_json: json_output.Flag = False,

@@ -85,7 +85,7 @@ def usage(
     console = Console(highlight=False)
     console.print(_table(by, groups[by], total))
     if total.unpriced:
-        console.print(f'{total.unpriced:,} requests used a model without a price: set \\[prices.models."NAME"].')
+        console.print(f'Requests to a model without a price: {total.unpriced:,}. Set \\[prices.models."NAME"].')
 
 
 def _table(by: str, rows: list[LedgerTotals], total: LedgerTotals) -> Table:
@@ -163,7 +163,7 @@ def _show_sums(by: str, sums: list[dict[str, Any]]) -> None:
     console = Console(highlight=False)
     console.print(table)
     if unpriced := sum(row["unpriced"] for row in sums):
-        console.print(f"{unpriced:,} requests used a model without a price: see `updraft gateway --prices`.")
+        console.print(f"Requests to a model without a price: {unpriced:,}. See `updraft gateway --prices`.")
 
 
 def _write_csv(rows: Iterable[Mapping[str, Any]]) -> None:

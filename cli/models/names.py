@@ -29,9 +29,8 @@ def resolve(name: str, *, yes: bool = False) -> str:
     path = model_path(name)
     if not has_file(path):
         raise ModelLoadError(
-            f"There is no local model {name!r}. Use the path of a GGUF file (./name in this folder), a pulled model "
-            "(see updraft models and updraft pull), smollm2, hf:owner/repo:file.gguf, pypi:package, pocket, "
-            "ollama:MODEL, a server's URL, or none."
+            f"There is no local model {name!r}. Use a GGUF file's path, a pulled model (see updraft models and updraft "
+            "pull), smollm2, hf:owner/repo:file.gguf, pypi:package, pocket, ollama:MODEL, a server's URL, or none."
         )
     return str(path.resolve())
 

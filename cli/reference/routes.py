@@ -76,7 +76,7 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "invalid_http": (errors.InvalidRequestError, "The request is not valid HTTP, or its length is ambiguous."),
     "too_many_headers": (errors.InvalidRequestError, "A request has more than 256 headers."),
     "previous_response_not_found": (errors.NotFoundError, "The response to continue is not stored, or not known here."),
-    "files_off": (errors.NotFoundError, "The router stores no files, because the setting `files` is off."),
+    "files_off": (errors.NotFoundError, "The router stores no files, because the setting `files` is `none`."),
     "invalid_form": (errors.InvalidRequestError, "An upload is not `multipart/form-data`."),
     "store_off": (errors.NotFoundError, "The router stores no answers, because the setting `store` is off."),
     "invalid_value": (errors.InvalidRequestError, "A field has an invalid value; `param` names the field."),

@@ -15,24 +15,23 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 ADVANCED = "Advanced"
 #: Options by panel, in the order of `--help`. Options that are not listed here belong to the panel `ADVANCED`.
 _PANELS = {
-    "Data": "--data --live --prompts --from-log --weak --strong --test --labels --trace --file --questions "
-    "--answers --tasks --requests --rate --out --save --ledger --csv --rows --by --since --gateway",
     "Model": "--tier --temperature --local --model --pull --name --sha256 --draft --device --dtype --chat-template "
     "--tool-call-parser --shape --draft-shape --model-dir",
     "Cloud": "--cloud-url --cloud-model --cloud-provider --node --nodes-file --register --register-api-key-env "
     "--register-api-key-file --register-as --prices --usd-per-hour --judge --judge-url --judge-api-key-env "
     "--judge-api-key-file --processes --ray --address",
     "Target": "--quality --cloud-share --cost --promise --promise-level --confidence --confidence-signal "
-    "--slo-ttft-s --slo-tpot-s --ttft-s --tpot-s --share",
+    "--slo-ttft-s --slo-tpot-s --ttft-s --tpot-s --share --data --live --prompts --from-log --weak --strong --test "
+    "--labels --tasks --file --questions --trace --requests --rate",
     "Network": "--host --port --api-key-env --api-key-file --client-api-key-env --client-api-key-file --no-auth --keys "
-    "--scope --tenant --expires-in-days --overlap-s --allowed-hosts --allowed-origins --ssl-certfile --ssl-keyfile "
-    "--insecure --public-metrics",
+    "--allowed-hosts --allowed-origins --ssl-certfile --ssl-keyfile --insecure --public-metrics",
     "Limits": "--mode --step-costs --max-model-len --max-num-seqs --max-num-batched-tokens --max-step-ms "
     "--default-max-tokens --max-waiting --num-gpu-blocks-override --num-speculative-tokens "
     "--max-concurrency-per-node --limits --limits-url --timeout-s --connect-timeout-s --first-token-timeout-s "
     "--idle-timeout-s --hedge-after-s --drain-timeout-s --budget --max-concurrency --requests-per-minute "
     "--tokens-per-minute --usd-per-day --usd-per-month --priority --concurrencies --streams --duration-s "
-    "--memory-duration-s --prefill-duration-s --rounds --runs --draws --calls --tokens --nodes --lines -n",
+    "--memory-duration-s --prefill-duration-s --rounds --runs --draws --calls --tokens --nodes --scope "
+    "--expires-in-days --overlap-s",
     ADVANCED: "",
 }
 

@@ -93,7 +93,7 @@ class Pair:
         typer.Option(
             metavar="URL",
             help="Endpoint to escalate to, e.g. https://host/v1. "
-            "With --local pocket and no --cloud-url, the packaged cloud model starts on this machine.",
+            "Without a URL, commands that run --local pocket start the packaged cloud model on this machine.",
         ),
     ] = None
     cloud_model: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the model at --cloud-url.")] = None

@@ -103,7 +103,7 @@ _STATE: tl.constexpr = tl.constexpr(7)
 _MASS: tl.constexpr = tl.constexpr(1)
 _FLOOR: tl.constexpr = tl.constexpr(2)  # index of top-k's lower bound; top-p's is next
 _BY_MIN_P: tl.constexpr = tl.constexpr(4)
-_FOUND: tl.constexpr = tl.constexpr(5)  # index of top-k's threshold; top-p's is next
+_THRESHOLD: tl.constexpr = tl.constexpr(5)  # index of top-k's threshold; top-p's is next
 
 
 def launch_thresholds(rows: LogitRows, truncation: Truncation) -> Tensor:
@@ -188,8 +188,8 @@ def row_stats_kernel(
         threshold = least_rank(greatest + temperature * tl.log(tl.maximum(least, 1e-300)))
         threshold = tl.where((least > 0) & is_random(temperatures, row), threshold, LOWEST)
     tl.store(row_state + _BY_MIN_P, threshold)
-    tl.store(row_state + _FOUND, LOWEST)
-    tl.store(row_state + _FOUND + 1, LOWEST)
+    tl.store(row_state + _THRESHOLD, LOWEST)
+    tl.store(row_state + _THRESHOLD + 1, LOWEST)
 
 
 @triton.jit(do_not_specialize=["num_tiles"])
@@ -202,7 +202,7 @@ def kept_mass_kernel(
     if (tl.load(top_k + row) == 0) | (not is_random(temperatures, row)):
         return
     row_state = state + row * _STATE
-    top, threshold = tl.load(row_state + TOP), tl.load(row_state + _FOUND)
+    top, threshold = tl.load(row_state + TOP), tl.load(row_state + _THRESHOLD)
     mass = tl.full((), 0, tl.int64)
     first = tl.program_id(1) * num_tiles
     for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
@@ -229,7 +229,7 @@ def radix_histogram_kernel(
     low, _ = radix_range(row_sums, target, done)
     floor = tl.maximum(low, tl.load(row_state + _FLOOR + BY_MASS))
     if BY_MASS:
-        floor = tl.maximum(floor, tl.load(row_state + _FOUND))  # top-k has removed the tokens below its threshold
+        floor = tl.maximum(floor, tl.load(row_state + _THRESHOLD))  # top-k has removed the tokens below its threshold
     total = tl.zeros((16,), tl.int64)
     first = tl.program_id(1) * num_tiles
     for tile in range(first, tl.minimum(first + num_tiles, row_tiles)):
@@ -287,7 +287,7 @@ def radix_select_kernel(
                 ranks = load_ranks(logits + row * row_stride, mask, row, tile, vocabulary, HAS_MASK, TILE)
                 total += bucket_sums(ranks, low, done, row_state, tl.load(temperatures + row), BY_MASS)
         low, above = select_bucket(total, low, above, target, done)
-    tl.store(row_state + _FOUND + BY_MASS, low)
+    tl.store(row_state + _THRESHOLD + BY_MASS, low)
     if not BY_MASS:
         tl.store(row_state + _MASS, tl.full((), 0, tl.int64))
 

@@ -241,7 +241,7 @@ def uncalibrated(target: str) -> ConfigurationError:
     """Return the error for a target that needs a calibrated policy."""
     return ConfigurationError(
         f"{target} needs a policy calibrated for this pair of models, which is missing. Make one with "
-        "`updraft calibrate`, or set confidence= (a plain threshold) or no target.",
+        "`updraft calibrate`, or set no target, or a plain threshold: `confidence` (--confidence in commands).",
         param=target,
     )
 

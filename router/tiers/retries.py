@@ -16,12 +16,8 @@ from .interfaces import Book
 
 RULES = BreakerRules(failures_to_open=3, recovery=10.0, max_recovery=60.0, window_s=60.0)
 
-HUNG_S = 5.0
-"""Seconds without an answer to any request after which a single timeout opens the circuit."""
-
-TRIAL_WAIT_S = 2.0
-"""Seconds that the caller of a trial waits. Afterwards the trial continues in the background."""
-
+HUNG_S = 5.0  # shortest timeout that counts as a sign of a hung cloud, in seconds
+TRIAL_WAIT_S = 2.0  # seconds that the caller of a trial waits; the trial then continues in the background
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 8.0)  # seconds before each retry, unless the server sends Retry-After; then the last
 _SILENCES = 2  # distinct requests that must time out to open the circuit, since a single one may be slow
 _JITTER = 0.25  # random share added to the backoff, so that clients do not retry in step
@@ -32,10 +28,10 @@ T = TypeVar("T")
 class CloudCalls:
     """Sends requests to one cloud with retries. The breaker counts requests, not attempts.
 
-    A 5xx or a broken connection may be the request's fault, so the circuit opens only after several distinct requests
-    in a row have failed. The next request is then sent at once as a trial, since the cloud is up. A single request that
-    never reaches the cloud opens the circuit. So do two requests that both time out while no other request is answered.
-    A timeout that the caller chose too short for the cloud does not count.
+    A 5xx or a broken connection may be the request's fault, so the circuit opens only after three distinct requests in
+    a row have failed within a minute. Since the cloud is up, one request at a time is still sent, without retries. If
+    the cloud cannot be reached, one request with retries, or three without, open the circuit. So do two requests that
+    time out while no other request is answered. A timeout that the caller chose too short does not count.
     `timeout_s`: timeout of an attempt, in seconds.
     """
 

@@ -81,8 +81,8 @@ def test_litellm(ollama_url: str, provider: str, model: str) -> None:
         called = litellm.completion(messages=HELLO, tools=[tool], **named).choices[0].message.tool_calls
         assert [each.function.name for each in called] == ["weather"]
     assert litellm.get_model_info(f"{provider}/{model}", api_base=ollama_url)["supports_function_calling"]
-    found = litellm.embedding(model=f"ollama/{model}", input=["Hello"], api_base=ollama_url, truncate=True, num_ctx=5)
-    assert found.data[0]["embedding"] == [5.0, 1.0]
+    reply = litellm.embedding(model=f"ollama/{model}", input=["Hello"], api_base=ollama_url, truncate=True, num_ctx=5)
+    assert reply.data[0]["embedding"] == [5.0, 1.0]
 
 
 def test_llm(ollama_url: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from updraft.local_engine.llama.context import LoraAdapter
 from updraft.local_engine.options import adapter_of
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.config import LocalModelOptions, RouterConfig
+from updraft.router.factory import options_of
 from updraft.router.settings_sources import load_config
 
 
@@ -40,9 +41,19 @@ def test_from_a_file_and_the_environment(tmp_path: Path) -> None:
     file.write_text("[local_options]\nlayers = 20\n")
     with pytest.raises(ConfigurationError, match=r"Closest: \w+, \w+, \w+\. All"):
         load_config(environ={}, file=file)
-    file.write_text("[local_options]\ncontext_length = 20\n")
-    with pytest.raises(ConfigurationError, match=r"`context_length` in local_options in .* is now `max_model_len`"):
+
+
+@pytest.mark.parametrize(
+    ("former", "current"),
+    [("context_length", "max_model_len"), ("parallel", "max_num_seqs"), ("queue_limit", "max_waiting")],
+)
+def test_former_names_are_errors_that_name_the_current_ones(tmp_path: Path, former: str, current: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(f'local = "m.gguf"\n[local_options]\n{former} = 20\n')
+    with pytest.raises(ConfigurationError, match=rf"`{former}` in local_options in .* is now `{current}`"):
         load_config(environ={}, file=file)
+    file.write_text(f'local = "m.gguf"\n[local_options]\n{current} = 20\n')
+    assert getattr(options_of(load_config(environ={}, file=file)), current) == 20
 
 
 def test_adapter_scale() -> None:

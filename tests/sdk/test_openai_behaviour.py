@@ -111,15 +111,15 @@ def test_rate_limits_of_the_cloud_reach_the_app(client: updraft.OpenAI, cloud: F
     def check(asked: openai.OpenAI) -> None:
         create = asked.chat.completions.with_raw_response.create
         cloud.says = (200, answer)
-        found = [create(model="cloud", messages=USER).headers]
-        found.append(asked.responses.with_raw_response.create(model="cloud", input="hello").headers)
+        answers = [create(model="cloud", messages=USER).headers]
+        answers.append(asked.responses.with_raw_response.create(model="cloud", input="hello").headers)
         cloud.says = (200, chunk)
-        found.append(create(model="cloud", messages=USER, stream=True).headers)
+        answers.append(create(model="cloud", messages=USER, stream=True).headers)
         cloud.says = (429, b'{"error": {"message": "slow down"}}')
         with pytest.raises(openai.RateLimitError) as caught:
             create(model="cloud", messages=USER)
-        found.append(caught.value.response.headers)
-        for headers in found:
+        answers.append(caught.value.response.headers)
+        for headers in answers:
             assert {name: value for name, value in headers.items() if name.startswith("x-ratelimit")} == LIMITS
             assert "x-other" not in headers
 

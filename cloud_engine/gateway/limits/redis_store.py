@@ -68,13 +68,13 @@ local function reserve(key, amount)
 end
 
 local function reserved(key)
-  local sum, found = 0, redis.call('HGETALL', key)
-  for i = 1, #found, 2 do
-    if found[i] ~= 'value' then
-      if redis.call('EXISTS', prefix .. 'worker:' .. found[i]) == 1 then
-        sum = sum + tonumber(found[i + 1])
+  local sum, fields = 0, redis.call('HGETALL', key)
+  for i = 1, #fields, 2 do
+    if fields[i] ~= 'value' then
+      if redis.call('EXISTS', prefix .. 'worker:' .. fields[i]) == 1 then
+        sum = sum + tonumber(fields[i + 1])
       else
-        redis.call('HDEL', key, found[i])
+        redis.call('HDEL', key, fields[i])
       end
     end
   end

@@ -85,7 +85,7 @@ class BatchService:
 
     def _folder(self) -> Path:
         if self._config.files is None:
-            raise NotFoundError("This router keeps no files, because the setting files is off.", code="files_off")
+            raise NotFoundError("This router keeps no files: set `files` to a folder.", code="files_off")
         return self._config.files
 
     async def _run(self, stores: Stores) -> None:

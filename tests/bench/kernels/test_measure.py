@@ -27,7 +27,7 @@ from updraft.cli.main import app
 from updraft.cli.shared.tables import kernels_table
 from updraft.protocol.errors import ConfigurationError
 
-CEILINGS = Ceilings(copy=4e12, matmul=800e12, floor=2e-6)
+CEILINGS = Ceilings(copy=4e12, matmul=800e12, empty_call=2e-6)
 
 
 def constant(seconds: float):
@@ -109,7 +109,7 @@ def test_rows_are_reported_with_their_device() -> None:
     assert written["config"] == {"bench": "kernels", "device": "NVIDIA H200", "short": True}
     assert written["commit"] and re.fullmatch(r"\d{4}-\d\d-\d\d", written["date"])
     assert {"torch", "numpy"} <= set(written["versions"])
-    assert written["metrics"] == {"copy_gb_per_s": 4000, "matmul_tflop_per_s": 800, "floor_us": 2}
+    assert written["metrics"] == {"copy_gb_per_s": 4000, "matmul_tflop_per_s": 800, "empty_call_us": 2}
     assert [row["implementation"] for row in written["rows"]] == ["updraft", "peer"]
     assert written["rows"][0]["share"] == 0.5
 

@@ -90,7 +90,7 @@ def test_a_graded_file(updraft, tmp_path: Path) -> None:
     ]
     done = updraft(*call, "--quality", "0.9", "--out", "policy")
     assert done.returncode == 0, done.stderr
-    assert "Floor: any method that leaves" in done.stdout
+    assert "Every method that leaves" in done.stdout
     assert "mu" not in done.stdout.split(), "no formula"
     assert "stay local although only the cloud is right" in done.stdout
     card = json.loads((tmp_path / "policy" / "policy.json").read_text())

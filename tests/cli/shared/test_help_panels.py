@@ -16,7 +16,7 @@ COMMANDS: dict[str, Any] = vars(typer.main.get_command(app))["commands"]
 HIDING = [name for name, command in COMMANDS.items() if any(getattr(each, "hidden", False) for each in command.params)]
 OPTION = re.compile(r"^│[ *]+(--[a-z-]+)", re.MULTILINE)
 PANEL = re.compile(r"^╭─ (\w+)", re.MULTILINE)
-PANELS = ["Data", "Model", "Cloud", "Target", "Network", "Limits", "Advanced"]
+PANELS = ["Model", "Cloud", "Target", "Network", "Limits", "Advanced"]
 
 
 def help_of(command: str, option: str) -> str:
@@ -35,9 +35,9 @@ def test_the_help_of_a_server_is_short(command: str, most: int) -> None:
 @pytest.mark.parametrize(
     ("command", "panels"),
     [
-        ("calibrate", {"Data", "Model", "Cloud", "Target", "Limits", "Advanced"}),
-        ("eval", {"Data", "Model", "Cloud", "Target", "Limits", "Advanced"}),
-        ("plan", {"Data", "Cloud", "Target", "Limits", "Advanced"}),
+        ("calibrate", {"Model", "Cloud", "Target", "Limits", "Advanced"}),
+        ("eval", {"Model", "Cloud", "Target", "Limits", "Advanced"}),
+        ("plan", {"Cloud", "Target", "Limits", "Advanced"}),
         ("init", {"Model", "Cloud", "Advanced"}),
         ("doctor", {"Cloud", "Advanced"}),
         ("top", {"Network", "Advanced"}),
@@ -45,8 +45,10 @@ def test_the_help_of_a_server_is_short(command: str, most: int) -> None:
         ("cloud up", {"Cloud", "Advanced"}),
         ("pull", {"Model", "Advanced"}),
         ("service install", {"Model", "Network", "Advanced"}),
-        ("demo", {"Data", "Target", "Advanced"}),
-        ("bench engine", {"Data", "Model", "Limits", "Advanced"}),
+        ("demo", {"Target", "Advanced"}),
+        ("log", {"Advanced"}),
+        ("service logs", {"Advanced"}),
+        ("bench engine", {"Model", "Target", "Limits", "Advanced"}),
     ],
 )
 def test_other_commands_have_panels(command: str, panels: set[str]) -> None:
@@ -85,3 +87,9 @@ def test_the_key_of_callers_has_its_own_option() -> None:
         for option in command.params:
             if option.opts[0].endswith(("-key-env", "-key-file")):
                 assert ("clients must send" in option.help) == option.opts[0].startswith("--client-"), name
+
+
+def test_the_rights_of_a_key_are_limits() -> None:
+    params = COMMANDS["keys"].commands["create"].params
+    panels = {param.opts[0]: param.rich_help_panel for param in params if param.opts[0].startswith("--")}
+    assert {panels[name] for name in ("--scope", "--model", "--expires-in-days", "--usd-per-day")} == {"Limits"}

@@ -133,5 +133,5 @@ def test_the_sdk_keeps_files_too_and_none_where_that_is_off(tmp_path: Path) -> N
         made = sdk.files.create(file=("b.jsonl", b"one\r\n" * 200_000), purpose="batch")
         assert sdk.files.content(made.id).content == b"one\r\n" * 200_000
     off = updraft.OpenAI(config=RouterConfig(cloud_url="http://127.0.0.1:9", cloud_model="big"), max_retries=0)
-    with off, pytest.raises(openai.NotFoundError, match="setting files"):
+    with off, pytest.raises(openai.NotFoundError, match="set `files` to a folder"):
         off.files.list()

@@ -112,7 +112,7 @@ INLINE void score_straight(const int queries, int q, const Head *head, const See
     for (int cell = 0; cell < seen->count; cell += at_once) {
         const char *keys[LANES];
         __m512 v[LANES];
-        float found[LANES] __attribute__((aligned(64)));
+        float scores[LANES] __attribute__((aligned(64)));
         for (int c = 0; c < at_once; c++) {
             keys[c] = head->keys + seen->cells[cell + c < seen->count ? cell + c : 0] * head->key_stride;
             fetch(next + (cell + c) * head->key_stride);
@@ -126,9 +126,9 @@ INLINE void score_straight(const int queries, int q, const Head *head, const See
                     v[c * queries + j] = _mm512_fmadd_ps(query, key, v[c * queries + j]);
                 }
             }
-        _mm512_store_ps(found, sums(v));
+        _mm512_store_ps(scores, sums(v));
         for (int c = 0; c < at_once; c++)
-            for (int j = 0; j < queries; j++) piece.scores[q + j][cell + c] = found[c * queries + j];
+            for (int j = 0; j < queries; j++) piece.scores[q + j][cell + c] = scores[c * queries + j];
     }
 }
 

@@ -78,15 +78,15 @@ static void gather(const Head *head, const Seen *seen) {
 /* Whether all values of the cells are finite. */
 static bool are_numbers(const Head *head, const Seen *seen) {
     const __m256i exponent = _mm256_set1_epi16(0x7c00);
-    __mmask16 found = 0;
+    __mmask16 non_finite = 0;
     for (int cell = 0; cell < seen->count; cell++) {
         const uint16_t *value = (const uint16_t *)(head->values + seen->cells[cell] * head->value_stride);
         for (int i = 0; i < piece.length; i += LANES) {
             __m256i bits = _mm256_and_si256(_mm256_loadu_si256((const void *)(value + i)), exponent);
-            found |= _mm256_cmpeq_epi16_mask(bits, exponent);
+            non_finite |= _mm256_cmpeq_epi16_mask(bits, exponent);
         }
     }
-    return !found;
+    return !non_finite;
 }
 
 /* Do the same as `gather` for query `q` alone, skipping cells that it does not see: these have no weight, but zero

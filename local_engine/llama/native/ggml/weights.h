@@ -64,10 +64,10 @@ INLINE Rows rows_at(const char *at, int64_t stride) {
 
 /* Load sixteen bytes from each of four rows, `further` bytes after the start of the block of every fourth row. */
 INLINE __m512i four_rows(const Rows *r, int64_t further) {
-    __m512i found = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(r->first + further)));
-    found = _mm512_inserti32x4(found, _mm_loadu_si128((const void *)(r->fifth + further)), 1);
-    found = _mm512_inserti32x4(found, _mm_loadu_si128((const void *)(r->ninth + further)), 2);
-    return _mm512_inserti32x4(found, _mm_loadu_si128((const void *)(r->thirteenth + further)), 3);
+    __m512i bytes = _mm512_castsi128_si512(_mm_loadu_si128((const void *)(r->first + further)));
+    bytes = _mm512_inserti32x4(bytes, _mm_loadu_si128((const void *)(r->fifth + further)), 1);
+    bytes = _mm512_inserti32x4(bytes, _mm_loadu_si128((const void *)(r->ninth + further)), 2);
+    return _mm512_inserti32x4(bytes, _mm_loadu_si128((const void *)(r->thirteenth + further)), 3);
 }
 
 /* Load sixteen bytes of each row: to[0] gets the first four bytes of every row, and so on. */

@@ -38,7 +38,7 @@ function shown({ total, by_day: byDay, recent, escalated, abandoned, fallbacks, 
       card("abandoned", `${abandoned} of ${recent}`),
       card("fallbacks", `${fallbacks} of ${recent}`)),
     total.unpriced ? el("p", { className: "muted" },
-      `${total.unpriced} requests used a model without a price. Set prices to count them.`) : null,
+      `Requests to a model without a price: ${total.unpriced}. Set prices to count their cost.`) : null,
     table("Latency of the newest 1,000 requests", [
       ["tier", (row) => (row.tier === "local" ? "on device" : "in cloud")],
       ["requests", (row) => String(row.requests), true],

@@ -73,8 +73,8 @@ def test_stop_strings_act_on_the_answer_alone(given: bytes) -> None:
         exchange = TokenExchange(given=list(given))
         return [piece async for piece in pieces(source, WithoutSpecial(), request, syntax, exchange)]  # type: ignore[arg-type]
 
-    *_, last = found = asyncio.run(read_all())
-    written = "".join(piece.text for piece in found)
+    *_, last = stream = asyncio.run(read_all())
+    written = "".join(piece.text for piece in stream)
     assert "is it?</think> It ".endswith(written) and written.endswith("t ")
     assert (last.finish_reason, last.stop_reason) == ("stop", "is")
 
