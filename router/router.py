@@ -308,7 +308,7 @@ class Router:
         if not self._privacy.is_on:
             return job
         for message in tables(body.get("messages")) or ():
-            for name in OPAQUE:  # drop state signed by a cloud, which no rule can read
+            for name in (*OPAQUE, "deltas"):  # drop state signed by a cloud, which no rule can read
                 message.pop(name, None)
         job = replace(job, forwarded=replace(job.forwarded, native=None))  # drop the original, which no rule reads
         return replace(job, privacy_rule=await self._privacy.match({**body, "?": job.forwarded.texts}))

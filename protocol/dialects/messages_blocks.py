@@ -11,6 +11,7 @@ import msgspec
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.lenient_json import object_of
 from .chat_chunks import content_of
+from .pieces import message_of
 
 Block = dict[str, Any]
 #: Types of content blocks that belong to tools run by a vendor's servers, such as Anthropic's web search.
@@ -69,22 +70,25 @@ def _result(block: Block, param: str) -> Block:
 
 
 def _assistant(blocks: list[Block], param: str) -> Block:
-    texts: dict[str, list[str]] = {"text": [], "thinking": []}
-    calls: list[Block] = []
+    deltas: list[Block] = []
     for index, block in enumerate(blocks):
         kind, place = block.get("type"), f"{param}[{index}]"
-        if kind in texts:
-            texts[kind].append(_text(block, kind, place))
+        signed = {"thinking_blocks": [block]}  # readable only for Anthropic
+        if kind == "text":
+            is_end = index + 1 < len(blocks) and blocks[index + 1].get("type") == "text"
+            ended = {"citations": cited or list[Block]()} if (cited := block.get("citations")) or is_end else {}
+            deltas.append({"content": _text(block, kind, place), **ended})
+        elif kind == "thinking":
+            thought = {"reasoning_content": _text(block, kind, place)}
+            deltas.append(thought | (signed if block.get("signature") else {}))
+        elif kind == "redacted_thinking":
+            deltas.append(signed)
         elif kind == "tool_use":
-            calls.append(_call(block, place))
-        elif kind != "redacted_thinking" and not is_vendor_block(block):  # readable only for Anthropic
+            deltas.append({"tool_calls": [_call(block, place)]})
+        elif not is_vendor_block(block):
             raise _foreign(kind, place)
-    said: Block = {"role": "assistant", "content": "".join(texts["text"]) or (None if calls else "")}
-    if texts["thinking"]:
-        said["reasoning_content"] = "".join(texts["thinking"])
-    if signed := [block for block in blocks if block.get("signature") or block.get("type") == "redacted_thinking"]:
-        said["thinking_blocks"] = signed  # only Anthropic's API can read them
-    return {**said, "tool_calls": calls} if calls else said
+    said = message_of(deltas)
+    return {**said, "content": said["content"] or (None if "tool_calls" in said else "")}
 
 
 def _call(block: Block, param: str) -> Block:

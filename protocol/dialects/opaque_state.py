@@ -33,8 +33,8 @@ def id_of(call: dict[str, Any], otherwise: str) -> str:
 
 
 def restored(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a chat message with the fields that its thinking blocks and IDs carry, and without its `deltas`."""
-    made, blocks = {name: value for name, value in message.items() if name != "deltas"}, list[dict[str, Any]]()
+    """Return a chat message, and the pieces in its `deltas`, with the fields that thinking blocks and IDs carry."""
+    made, blocks = dict(message), list[dict[str, Any]]()
     given = objects_of(message.get("thinking_blocks"))
     for block in given:
         if not blocks_of(block.get("data")):
@@ -42,9 +42,12 @@ def restored(message: dict[str, Any]) -> dict[str, Any]:
             continue
         state = _decoded(block["data"][len(_SEALED) :])
         blocks += objects_of(state.get("thinking_blocks"))
-        made |= {name: state[name] for name in OPAQUE[1:] if name in state}
+        details = [*objects_of(made.get("reasoning_details")), *objects_of(state.get("reasoning_details"))]
+        made |= {"reasoning_details": details, "extra_content": state.get("extra_content") or made.get("extra_content")}
     if given:
         made["thinking_blocks"] = blocks
+    if deltas := objects_of(message.get("deltas")):
+        made["deltas"] = [restored(delta) for delta in deltas]
     if isinstance(calls := message.get("tool_calls"), list):
         made["tool_calls"] = [_call(call) for call in cast("list[Any]", calls)]
     if isinstance(answered := message.get("tool_call_id"), str):

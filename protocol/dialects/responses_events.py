@@ -144,6 +144,8 @@ class ResponseEvents:
         return self._taken()
 
     def _read_delta(self, delta: dict[str, Any], logprobs: list[Item]) -> None:
+        if "extra_content" in self._state and "annotations" not in delta:  # the signature of the part before this delta
+            self._seal()
         self._emit_text("reasoning_text", reasoning_of(delta))
         for name, add in (("thinking_blocks", list[Item].extend), ("reasoning_details", add_details)):
             if given := objects_of(delta.get(name)):

@@ -12,6 +12,7 @@ from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.lenient_json import json_bytes, json_of, objects_of
 from .chat_chunks import content_of
 from .opaque_state import blocks_of
+from .pieces import message_of
 
 Item = dict[str, Any]
 _PREFIXES = {
@@ -136,36 +137,37 @@ def messages_of(items: Sequence[Item], instructions: str | None) -> list[dict[st
         kind, param = item["type"], f"input[{index}]"
         if kind == "reasoning":
             thoughts, sealed = _reasoning(item), blocks_of(item.get("encrypted_content"))
-            turn = _turn(messages, without=("content", "tool_calls") if thoughts else ()) if thoughts or sealed else {}
-            if thoughts:
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
-            if sealed:
-                turn["thinking_blocks"] = [*turn.get("thinking_blocks", ()), *sealed]
+            given = {"reasoning_content": thoughts, "thinking_blocks": sealed}
+            delta = {name: value for name, value in given.items() if value}
+            if delta:
+                _say(messages, delta, without=("content", "tool_calls") if thoughts else ())
         elif kind == "function_call":
             function = {"name": item["name"], "arguments": item["arguments"]}
             call = {"id": item["call_id"], "type": "function", "function": function}
-            _turn(messages).setdefault("tool_calls", []).append(call)
+            _say(messages, {"tool_calls": [call]})
         elif kind == "custom_tool_call":
             custom = {"name": item["name"], "input": item["input"]}
             call = {"id": item["call_id"], "type": "custom", "custom": custom}
-            _turn(messages).setdefault("tool_calls", []).append(call)
+            _say(messages, {"tool_calls": [call]})
         elif kind in ("function_call_output", "custom_tool_call_output"):
             output, place = item.get("output"), f"{param}.output"
             content = output if isinstance(output, str) else _content(_list_of_parts(output, place), place)
             messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
         elif item["role"] == "assistant":
-            _turn(messages, without=("content", "tool_calls"))["content"] = _content(item["content"], param)
+            _say(messages, {"content": _content(item["content"], param)}, without=("content", "tool_calls"))
         else:
             messages.append({"role": item["role"], "content": _content(item["content"], param)})
-    return [message for message in messages if message["content"] is not None or "tool_calls" in message]
+    made = [message_of(message["deltas"]) if "deltas" in message else message for message in messages]
+    return [message for message in made if message["content"] is not None or "tool_calls" in message]
 
 
-def _turn(messages: list[dict[str, Any]], without: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the last message if it is the assistant's and has none of these fields; else append a new message."""
-    last = messages[-1] if messages else {}
-    if last.get("role") != "assistant" or any(last.get(name) is not None for name in without):
-        messages.append({"role": "assistant", "content": None})
-    return messages[-1]
+def _say(messages: list[dict[str, Any]], delta: dict[str, Any], without: Sequence[str] = ()) -> None:
+    """Add a delta to the last message if it is the assistant's and has none of these fields; else to a new message."""
+    deltas: list[dict[str, Any]] = messages[-1].get("deltas", []) if messages else []
+    if not deltas or any(name in each for each in deltas for name in without):
+        messages.append({"role": "assistant", "deltas": [delta]})
+    else:
+        deltas.append(delta)
 
 
 def _reasoning(item: Item) -> str:

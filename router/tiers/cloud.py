@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
+from ...protocol.dialects.pieces import without_order
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarding, NativeRequest, header_bytes
 from ...protocol.structured import ignored
@@ -191,8 +192,9 @@ class HttpCloudTier:
         if isinstance(forwarded, ChargedForwarding) and self._provider.hints is not None:
             own = () if native is None else tuple(native.fields)
             forwarded.hints[:] = ignored(body, (*self._provider.hints, *own))
+        sent = body if self._provider.capabilities.deltas else without_order(body)
         try:
-            call = self._provider.call(path, self._endpoint.thoughts.written(body), query)
+            call = self._provider.call(path, self._endpoint.thoughts.written(sent), query)
             if native is not None:
                 call = self._provider.with_native(call, body, native)
         except InvalidRequestError as error:

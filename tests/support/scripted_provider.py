@@ -18,6 +18,8 @@ TOOL = {
     "function": {"name": "weather", "description": "Of a city.", "parameters": {"type": "object", "properties": {}}},
 }
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+#: Fields of every message of Anthropic's API.
+HEAD = {"id": "m1", "type": "message", "role": "assistant", "model": "m"}
 #: A conversation with every feature of the chat format.
 TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
@@ -107,6 +109,29 @@ def events(*payloads: dict[str, Any]) -> str:
         (f"event: {payload['type']}\n" if "type" in payload else "") + f"data: {json.dumps(payload)}\n\n"
         for payload in payloads
     )
+
+
+def anthropic_says(cloud: ScriptedProvider, blocks: list[dict[str, Any]], reason: str, *, stream: bool) -> None:
+    """Say a message of Anthropic's API, or stream it with each text in two pieces."""
+    usage = {"input_tokens": 9, "output_tokens": 5}
+    if not stream:
+        cloud.says({**HEAD, "content": blocks, "stop_reason": reason, "stop_sequence": None, "usage": usage})
+        return
+    made: list[dict[str, Any]] = [{"type": "message_start", "message": {**HEAD, "content": [], "usage": usage}}]
+    for index, block in enumerate(blocks):
+        empty = {name: "" for name in ("thinking", "signature", "text") if name in block}
+        begun = {name: value for name, value in block.items() if name != "citations"} | empty
+        pieces: list[dict[str, Any]] = [
+            {"type": f"{name}_delta", name: part} for name in empty for part in (block[name][:1], block[name][1:])
+        ]
+        if "input" in block:
+            begun["input"], pieces = {}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
+        pieces += [{"type": "citations_delta", "citation": each} for each in block.get("citations", ())]
+        made.append({"type": "content_block_start", "index": index, "content_block": begun})
+        made += [{"type": "content_block_delta", "index": index, "delta": each} for each in pieces]
+        made.append({"type": "content_block_stop", "index": index})
+    ended = {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}
+    cloud.says(events(*made, ended, {"type": "message_stop"}))
 
 
 def deltas(chunks: list[dict[str, Any]], name: str) -> list[Any]:

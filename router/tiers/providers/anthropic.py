@@ -9,6 +9,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
+from ....protocol.dialects.chat_chunks import citations_of
 from ....protocol.dialects.messages_blocks import is_vendor_block
 from ....protocol.http.forwarding import NativeRequest
 from ...request.json_narrowing import object_of, table, tables
@@ -50,7 +51,7 @@ class AnthropicProvider(Provider):
     name = "anthropic"
     hints = ("user", "safety_identifier")
     raw_member = "input"
-    capabilities = Capabilities(continuation=True, all_endpoints=False)
+    capabilities = Capabilities(continuation=True, deltas=True, all_endpoints=False)
     errors = _ERRORS
 
     def headers(self, api_key: str | None) -> dict[str, str]:
@@ -123,7 +124,7 @@ class _CallIds:
 
 
 def _turns(fields: ChatFields) -> tuple[str | list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the system prompt and the turns, one per message."""
+    """Return the system prompt and the turns, one per message or piece of a message."""
     system: list[list[dict[str, Any]]] = []
     turns: list[dict[str, Any]] = []
     for message in fields.messages():
@@ -137,6 +138,8 @@ def _turns(fields: ChatFields) -> tuple[str | list[dict[str, Any]], list[dict[st
             hints = [hint for block in blocks if (hint := block.pop("cache_control", None))]
             result = {"type": "tool_result", "tool_use_id": str(message.get("tool_call_id")), "content": blocks}
             blocks = [result | ({"cache_control": hints[-1]} if hints else {})]  # the API caches whole results
+        if blocks and (cited := citations_of(message)):
+            blocks[-1]["citations"] = cited
         calls = [
             {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments} | _cache_hint(call.raw)
             for call in fields.calls(message)

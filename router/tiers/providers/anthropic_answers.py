@@ -44,6 +44,7 @@ class MessageEvents(ChatEvents):
         self._begin_at = self._end_at = 0  # place of the latest text block in the answer's text, in characters
         self._is_text_open = False  # whether the text of the next chunk would continue an uncited text block
         self._call = 0  # index of the latest tool call
+        self._lost: dict[str, None] = {}  # types of blocks without an equivalent, in order
 
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         kind = event.get("type")
@@ -75,6 +76,8 @@ class MessageEvents(ChatEvents):
         self._texts.clear()
         if kind in ("text", "tool_use", *_SIGNED):
             self._is_text_open = kind == "text"
+        else:
+            self._lost[kind] = None
         if kind == "tool_use":
             call = tool_call(str(block.get("id")), str(block.get("name")), "")
             calls = self._chunks.entries("tool_calls", [call])
@@ -128,8 +131,11 @@ class MessageEvents(ChatEvents):
         if reason is None:
             return [usage]
         last = self._chunks.delta({}, _FINISHES.get(str(reason), "stop"))
-        if reason == PAUSED:
-            last["updraft"] = {"notes": [_PAUSED_NOTE]}
+        notes = [_PAUSED_NOTE] if reason == PAUSED else []
+        if self._lost:
+            notes.append(f"blocks of the answer were left out: {', '.join(self._lost)}")
+        if notes:
+            last["updraft"] = {"notes": notes}
         stopped_by = PAUSED if reason == PAUSED else ended.get("stop_sequence")
         if stopped_by is not None:  # vLLM's field for the stop sequence that ended the answer
             last["choices"][0]["stop_reason"] = stopped_by

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from ....protocol.dialects.chat_chunks import arguments_of
+from ....protocol.dialects.pieces import in_order
 from ....protocol.errors import invalid_value
 from ....protocol.hints import EFFORTS, HINTS, Hints
 from ....protocol.http.lenient_json import json_bytes
@@ -94,7 +95,8 @@ class ChatFields:
                 raise self._provider.unsupported(name)
 
     def messages(self) -> list[dict[str, Any]]:
-        return tables(self.take("messages")) or []
+        """Return the messages. A message with `deltas` becomes one message per piece."""
+        return [piece for message in tables(self.take("messages")) or [] for piece in in_order(message)]
 
     def tools(self) -> list[dict[str, Any]]:
         """Return the callable functions."""

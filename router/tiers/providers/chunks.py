@@ -11,10 +11,8 @@ import msgspec
 
 from ....accounting.reported_usage import counted
 from ....protocol.dialects.chat_chunks import ChatChunks
+from ....protocol.dialects.pieces import order_of
 from ....protocol.http.lenient_json import json_bytes
-
-#: Usual order of a message's fields, which readers assume if the message has no `deltas`.
-_ORDER = ("reasoning_content", "content", "tool_calls")
 
 
 def whole(value: Any) -> int:
@@ -33,7 +31,7 @@ def tool_call(identifier: str, name: str, arguments: str, **more: Any) -> dict[s
 
 
 def completion_of(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the whole completion. A message whose order is not the usual one also has its `deltas`."""
+    """Return the whole completion. A message with a different order than its fields also has `deltas`."""
     whole, deltas = ChatChunks(), defaultdict[int, list[dict[str, Any]]](list)
     for chunk in chunks:
         whole.read(chunk)
@@ -41,15 +39,8 @@ def completion_of(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
             deltas[choice["index"]].append(choice["delta"])
     completion = whole.whole()
     for choice in completion["choices"]:
-        if _is_unusual(pieces := deltas[choice["index"]]):
-            choice["message"]["deltas"] = [piece for piece in pieces if piece]
+        choice["message"] |= order_of(deltas[choice["index"]])
     return completion
-
-
-def _is_unusual(deltas: list[dict[str, Any]]) -> bool:
-    """Return whether the deltas have another order than `_ORDER`, or mark ends of text blocks inside a text."""
-    places = [place for delta in deltas for place, name in enumerate(_ORDER) if delta.get(name)]
-    return places != sorted(places) or any("citations" in delta for delta in deltas)
 
 
 def usage_of(read: int, written: int, cached: int, stored: int = 0, **more: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from ....protocol.dialects.chat_chunks import reasoning_of
 from ...request.json_narrowing import object_in, object_of, table, tables
 from ..failures import CloudFailure
 from .chat_fields import BLANK, ChatFields, EarlierCall, Image, add_turn, with_user_turns
@@ -45,7 +46,7 @@ class GeminiProvider(Provider):
     name = "gemini"
     hints = ()
     raw_member = "args"
-    capabilities = Capabilities(seeds=True, lists_models=False, all_endpoints=False)
+    capabilities = Capabilities(seeds=True, deltas=True, lists_models=False, all_endpoints=False)
     errors = _ERRORS
 
     def base_path(self, query: Mapping[str, str]) -> str:  # noqa: ARG002
@@ -115,9 +116,11 @@ def _contents(fields: ChatFields, model: str) -> dict[str, Any]:
         calls = fields.calls(message)
         names |= {call.id: call.name for call in calls}
         parts = [_part(part) for part in fields.parts(message)] if role != "tool" else []
-        if parts and role == "assistant" and (signature := _signature(message)) is not None:
+        if role == "assistant" and (signature := _signature(message)) is not None:
+            parts = parts or [_signed_alone(message)]
             parts[-1]["thoughtSignature"] = signature
-        parts += [_call_part(call, model, first=call is calls[0]) for call in calls]
+        is_first = not turns or not any("functionCall" in part for part in turns[-1]["parts"])
+        parts += [_call_part(call, model, first=is_first and call is calls[0]) for call in calls]
         if role == "tool":
             identifier = str(message.get("tool_call_id"))
             parts.append(_result(identifier, names.get(identifier, identifier), fields.text(message)))
@@ -132,6 +135,12 @@ def _part(part: str | Image) -> dict[str, Any]:
     if part.url:
         return {"fileData": {"fileUri": part.url}}
     return {"inlineData": {"mimeType": part.media_type, "data": part.data}}
+
+
+def _signed_alone(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a signature that signs a thought or no text."""
+    thought = reasoning_of(message)
+    return {"text": thought, "thought": True} if thought else {"text": ""}
 
 
 def _call_part(call: EarlierCall, model: str, *, first: bool) -> dict[str, Any]:

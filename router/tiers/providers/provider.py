@@ -44,6 +44,8 @@ class Capabilities:
     images: bool = True
     # Lists its models at GET /models in OpenAI's form.
     lists_models: bool = True
+    # Reads the `deltas` of a history's messages.
+    deltas: bool = False
     # Has endpoints besides chat completions.
     all_endpoints: bool = True
 

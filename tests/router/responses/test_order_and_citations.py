@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from provider_daemons import running_daemons
-from scripted_provider import ScriptedProvider, events, running_provider
+from scripted_provider import ScriptedProvider, anthropic_says, events, running_provider
 from updraft.accounting.token_estimate import text_bytes
 from updraft.protocol.requests import read_chat
 from updraft.router.config import CacheSettings
@@ -17,7 +17,6 @@ from updraft.router.tiers.answer_shapes import CallIndices
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 USER = {"role": "user", "content": "Hi"}
-HEAD = {"id": "m1", "type": "message", "role": "assistant", "model": "m"}
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 OLLAMA = "/api/chat"
 SEARCHED = {"type": "search_result_location", "source": "https://a.example/x", "title": "A", "cited_text": "q",
@@ -62,28 +61,6 @@ def ask(url: str, path: str, turns: list[Any], *, stream: bool, **more: Any) -> 
     assert reply.status_code == 200, reply.text
     lines = [line.removeprefix("data: ") for line in reply.text.splitlines()] if stream else [reply.text]
     return [json.loads(line) for line in lines if line.startswith("{")]
-
-
-def anthropic_says(cloud: ScriptedProvider, blocks: list[dict[str, Any]], reason: str, *, stream: bool) -> None:
-    usage = {"input_tokens": 9, "output_tokens": 5}
-    if not stream:
-        cloud.says({**HEAD, "content": blocks, "stop_reason": reason, "stop_sequence": None, "usage": usage})
-        return
-    made: list[dict[str, Any]] = [{"type": "message_start", "message": {**HEAD, "content": [], "usage": usage}}]
-    for index, block in enumerate(blocks):
-        empty = {name: "" for name in ("thinking", "signature", "text") if name in block}
-        begun = {name: value for name, value in block.items() if name != "citations"} | empty
-        pieces: list[dict[str, Any]] = [
-            {"type": f"{name}_delta", name: part} for name in empty for part in (block[name][:1], block[name][1:])
-        ]
-        if "input" in block:
-            begun["input"], pieces = {}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
-        pieces += [{"type": "citations_delta", "citation": each} for each in block.get("citations", ())]
-        made.append({"type": "content_block_start", "index": index, "content_block": begun})
-        made += [{"type": "content_block_delta", "index": index, "delta": each} for each in pieces]
-        made.append({"type": "content_block_stop", "index": index})
-    ended = {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}
-    cloud.says(events(*made, ended, {"type": "message_stop"}))
 
 
 def openai_says(cloud: ScriptedProvider, message: dict[str, Any], finish: str, *, stream: bool) -> None:
@@ -197,6 +174,65 @@ def test_the_order_of_gemini(cloud: ScriptedProvider, daemons: dict[str, str], p
     else:
         output = answer[-1].get("response", answer[-1])["output"]
         assert [item["type"] for item in output] == ["message", "function_call", "reasoning", "message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("stream", [False, True])
+def test_citations_of_gemini(cloud: ScriptedProvider, daemons: dict[str, str], path: str, stream: bool) -> None:
+    """Offsets of Gemini count bytes. Each event of a stream has a piece of a part."""
+    texts = [
+        {"text": "Hm.", "thought": True},
+        {"text": "\u00c9t\u00e9: r"},
+        {"text": "ain.", "thoughtSignature": "UzE="},
+    ]
+    if not stream:
+        texts[1:] = [{"text": "\u00c9t\u00e9: rain.", "thoughtSignature": "UzE="}]
+    rain = {"partIndex": 1, "startIndex": 7, "endIndex": 11, "text": "rain"}
+    grounding = {
+        "groundingChunks": [{"web": {"uri": "https://b.example"}}, {"web": {"uri": "https://a.example", "title": "A"}}],
+        "groundingSupports": [{"segment": rain, "groundingChunkIndices": [1]}, {"groundingChunkIndices": None}],
+    }
+    source = {"startIndex": 0, "endIndex": 5, "uri": "https://c.example"}
+    ended = {"finishReason": "STOP", "groundingMetadata": grounding, "citationMetadata": {"citationSources": [source]}}
+    bodies: list[Any] = [{"candidates": [{"content": {"parts": [text]}}]} for text in texts]
+    bodies = bodies if stream else [{"candidates": [{"content": {"parts": texts}}]}]
+    bodies[-1]["candidates"][0] |= ended
+    cloud.says(events(*bodies) if stream else bodies[0])
+    answer = ask(daemons["gemini"], path, [USER], stream=stream)
+    if path == MESSAGES:
+        text = next(block for block in content_of(answer) if block["type"] == "text")
+        assert [cited["url"] for cited in text["citations"]] == ["https://a.example", "https://c.example"]
+        return
+    if path == CHAT:
+        message = message_in(answer)
+        text, cited = message["content"], [each["url_citation"] for each in message["annotations"]]
+    else:
+        item = next(item for item in answer[-1].get("response", answer[-1])["output"] if item["type"] == "message")
+        text, cited = item["content"][0]["text"], item["content"][0]["annotations"]
+    assert [(each["url"], text[each["start_index"] : each["end_index"]]) for each in cited] == [
+        ("https://a.example", "rain"),
+        ("https://c.example", "\u00c9t\u00e9"),
+    ]
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("stream", [False, True])
+def test_parts_that_are_left_out(cloud: ScriptedProvider, daemons: dict[str, str], path: str, stream: bool) -> None:
+    code = [{"executableCode": {"code": "1"}}, {"inlineData": {"data": "AAAA"}}, {"executableCode": {"code": "2"}}]
+    body = {"candidates": [{"content": {"parts": code}, "finishReason": "STOP"}]}
+    cloud.says(events(body) if stream else body)
+    notes = notes_in(ask(daemons["gemini"], path, [USER], stream=stream))
+    assert "parts of the answer were left out: executableCode, inlineData" in notes
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("stream", [False, True])
+def test_blocks_that_are_left_out(cloud: ScriptedProvider, daemons: dict[str, str], path: str, stream: bool) -> None:
+    searched = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []}
+    blocks = [{"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}, searched, *BLOCKS[:2]]
+    anthropic_says(cloud, blocks, "end_turn", stream=stream)
+    notes = notes_in(ask(daemons["anthropic"], path, [USER], stream=stream))
+    assert "blocks of the answer were left out: server_tool_use, web_search_tool_result" in notes
 
 
 @pytest.mark.parametrize("stream", [False, True])

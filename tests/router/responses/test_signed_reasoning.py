@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 from provider_daemons import running_daemons
-from scripted_provider import ScriptedProvider, running_provider
+from scripted_provider import ScriptedProvider, anthropic_says, running_provider
+from updraft.protocol.dialects.opaque_state import blocks_of, restored, seal
+from updraft.router.privacy.rules import Privacy
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTION = {"name": "weather", "parameters": SCHEMA}
@@ -63,7 +65,7 @@ def of_chat(events: list[Any], turns: Conversation) -> tuple[str, Conversation]:
         for name in ("thinking_blocks", "reasoning_details"):
             if delta.get(name):
                 message[name] = message.get(name, []) + delta[name]
-        message |= {name: delta[name] for name in ("extra_content",) if delta.get(name)}
+        message |= {name: delta[name] for name in ("extra_content", "deltas") if delta.get(name)}
     calls = message.get("tool_calls", [])
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "rain"} for call in calls]
     seen = message.get("reasoning_content") or message.get("reasoning") or ""
@@ -89,6 +91,8 @@ def of_message(events: list[Any], turns: Conversation) -> tuple[str, Conversatio
                 block["pieces"] += delta["partial_json"]
             for name in ("text", "thinking", "signature"):
                 block |= {name: block[name] + delta[name]} if name in delta else {}
+            if "citation" in delta:
+                block["citations"] = [*block.get("citations", ()), delta["citation"]]
     for block in content:
         if pieces := block.pop("pieces", ""):
             block["input"] = json.loads(pieces)
@@ -136,6 +140,7 @@ def openai_says(cloud: ScriptedProvider, message: dict[str, Any], *, stream: boo
     cloud.says({"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
 
 
+YES = [{"type": "text", "text": "Yes."}]
 DETAILS = [
     {"type": "reasoning.text", "text": "I look.", "signature": "c2ln", "format": "x", "index": 0},
     {"type": "reasoning.encrypted", "data": "c2VjcmV0", "id": "r1", "index": 1},
@@ -190,28 +195,73 @@ def test_signatures_of_anthropic(
         {"type": "redacted_thinking", "data": "c2VjcmV0"},
         use if called else {"type": "text", "text": "So."},
     ]
-    message = {"id": "m1", "type": "message", "role": "assistant", "model": "m"}
-    ended = {"stop_reason": "tool_use" if called else "end_turn", "usage": {"input_tokens": 9, "output_tokens": 5}}
-    if stream:
-        events: list[dict[str, Any]] = [{"type": "message_start", "message": message}]
-        for index, block in enumerate(blocks):
-            empty = {name: "" for name in ("thinking", "signature", "text") if name in block}
-            begun = {**block, **empty, **({"input": {}} if "input" in block else {})}
-            events.append({"type": "content_block_start", "index": index, "content_block": begun})
-            pieces = [{"type": f"{name}_delta", name: block[name]} for name in empty]
-            if "input" in block:
-                pieces = [{"type": "input_json_delta", "partial_json": json.dumps(use["input"])}]
-            events += [{"type": "content_block_delta", "index": index, "delta": each} for each in pieces]
-            events.append({"type": "content_block_stop", "index": index})
-        events += [{"type": "message_delta", "delta": ended, "usage": ended["usage"]}, {"type": "message_stop"}]
-        cloud.says("".join(f"data: {json.dumps(each)}\n\n" for each in events))
-    else:
-        cloud.says({**message, "content": blocks, **ended})
+    anthropic_says(cloud, blocks, "tool_use" if called else "end_turn", stream=stream)
     seen, turns = ask(daemons["anthropic"], path, [USER], stream=stream)
     assert seen == "I look."
-    cloud.says({**message, "content": [{"type": "text", "text": "Yes."}], **ended, "stop_reason": "end_turn"})
+    anthropic_says(cloud, YES, "end_turn", stream=False)
     ask(daemons["anthropic"], path, turns, stream=False)
     assert cloud.asked[-1].body["messages"][1]["content"] == blocks
+
+
+ALTERNATING = [
+    {"type": "text", "text": "I look."},
+    {"type": "redacted_thinking", "data": "c2VjcmV0"},
+    {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Oslo"}},
+    {"type": "text", "text": "And "},
+    {"type": "text", "text": "rain", "citations": [{"type": "char_location", "cited_text": "r"}]},
+    {"type": "thinking", "thinking": "", "signature": "c2ln"},
+    {"type": "tool_use", "id": "toolu_2", "name": "weather", "input": {}},
+]
+CHAT, RESPONSES, MESSAGES, _ = PATHS
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_anthropic_gets_back_the_order(
+    cloud: ScriptedProvider, daemons: dict[str, str], path: str, stream: bool
+) -> None:
+    anthropic_says(cloud, ALTERNATING, "tool_use", stream=stream)
+    _, turns = ask(daemons["anthropic"], path, [USER], stream=stream)
+    if path == MESSAGES:
+        assert turns[1]["content"] == ALTERNATING
+    if path == RESPONSES:
+        kinds = ["message", "reasoning", "function_call", "message", "reasoning", "function_call"]
+        assert [item["type"] for item in turns[1:7]] == kinds
+    if path == CHAT and stream:
+        return  # a client that joins deltas loses their order
+    anthropic_says(cloud, YES, "end_turn", stream=False)
+    ask(daemons["anthropic"], path, turns, stream=False)
+    sent = cloud.asked[-1].body["messages"][1]["content"]
+    if path == RESPONSES:  # joins texts, and has no citations of documents
+        joined = {"type": "text", "text": "And rain"}
+        assert sent == [*ALTERNATING[:3], joined, *ALTERNATING[5:]]
+    else:
+        assert sent == ALTERNATING
+    openai_says(cloud, {"content": "Yes."}, stream=False)
+    ask(daemons["openai"], path, turns, stream=False)
+    assert not any("deltas" in message for message in cloud.asked[-1].body["messages"])
+
+
+def test_deltas_that_the_caller_contradicts_are_ignored(cloud: ScriptedProvider, daemons: dict[str, str]) -> None:
+    anthropic_says(cloud, ALTERNATING, "tool_use", stream=False)
+    _, turns = ask(daemons["anthropic"], CHAT, [USER], stream=False)
+    for changed in ({"content": "Snow."}, {"tool_calls": turns[1]["tool_calls"][:1]}):
+        anthropic_says(cloud, YES, "end_turn", stream=False)
+        ask(daemons["anthropic"], CHAT, [USER, turns[1] | changed], stream=False)
+        sent = cloud.asked[-1].body["messages"][1]["content"]
+        kinds = ["redacted_thinking", "thinking", "text", *(["tool_use"] * len((turns[1] | changed)["tool_calls"]))]
+        assert [block["type"] for block in sent] == kinds
+        assert sent[2]["text"] == (turns[1] | changed)["content"]
+
+
+def test_privacy_rules_drop_deltas(cloud: ScriptedProvider) -> None:
+    with running_daemons(cloud, "anthropic", privacy=Privacy(patterns={"mine": "aurora"})) as urls:
+        anthropic_says(cloud, ALTERNATING, "tool_use", stream=False)
+        _, turns = ask(urls["anthropic"], CHAT, [USER], stream=False)
+        anthropic_says(cloud, YES, "end_turn", stream=False)
+        ask(urls["anthropic"], CHAT, turns, stream=False)
+    sent = cloud.asked[-1].body["messages"][1]["content"]
+    assert [block["type"] for block in sent] == ["text", "tool_use", "tool_use"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -251,6 +301,40 @@ def test_signatures_of_google(
         assert body["messages"][2]["tool_call_id"] == "c1"
     else:
         assert said["extra_content"] == extra["extra_content"]
+
+
+#: Parts with a signature each: texts, a call, a thought, and no text.
+SIGNED_PARTS: list[dict[str, Any]] = [
+    {"text": "I look.", "thoughtSignature": "UzE="},
+    {"text": "So.", "thoughtSignature": "UzI="},
+    {"functionCall": {"id": "c1", "name": "weather", "args": {"city": "Oslo"}}, "thoughtSignature": "UzM="},
+    {"text": "", "thoughtSignature": "UzQ="},
+    {"text": "Hm.", "thought": True, "thoughtSignature": "UzU="},
+    {"functionCall": {"id": "c2", "name": "weather", "args": {}}},
+    {"text": "Rain."},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_gemini_gets_back_each_signature(
+    cloud: ScriptedProvider, daemons: dict[str, str], path: str, stream: bool
+) -> None:
+    body = {"candidates": [{"content": {"role": "model", "parts": SIGNED_PARTS}, "finishReason": "STOP"}]}
+    cloud.says(f"data: {json.dumps(body)}\n\n" if stream else body)
+    _, turns = ask(daemons["gemini"], path, [USER], stream=stream)
+    if path == CHAT and stream:
+        return  # a client that joins deltas loses their order
+    cloud.says({"candidates": [{"content": {"parts": [{"text": "Yes."}]}, "finishReason": "STOP"}]})
+    ask(daemons["gemini"], path, turns, stream=False)
+    assert cloud.asked[-1].body["contents"][1]["parts"] == SIGNED_PARTS
+
+
+def test_several_states_of_one_message_are_joined() -> None:
+    states = ({"reasoning_details": [DETAILS[0]]}, {"reasoning_details": [DETAILS[1]]}, {"extra_content": {"x": 1}})
+    blocks = [block for state in states for block in blocks_of(seal(state))]
+    message = restored({"role": "assistant", "content": "So.", "thinking_blocks": blocks})
+    assert message == {"role": "assistant", "content": "So.", "reasoning_details": DETAILS, "extra_content": {"x": 1}}
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/api/chat"])
