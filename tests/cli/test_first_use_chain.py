@@ -134,7 +134,9 @@ def test_the_advised_number_of_prompts_is_enough_and_fewer_are_not(updraft, tmp_
 
 def test_the_guide_states_the_numbers_of_the_code() -> None:
     guide = (ROOT / "docs" / "guides" / "calibrate.md").read_text(encoding="utf-8")
-    stated = re.search(r"quality of ([\d.]+) needs at least (\d+) prompts,\s+and\s+([\d.]+) needs (\d+)\.", guide)
+    stated = re.search(
+        r"target of ([\d.]+) needs at least (\d+) prompts, and a target of ([\d.]+) needs at least\s+(\d+)", guide
+    )
     assert stated is not None
     for quality, prompts in (stated.groups()[:2], stated.groups()[2:]):
         assert prompts_to_promise(float(quality)) == int(prompts)
