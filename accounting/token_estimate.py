@@ -109,7 +109,7 @@ class AnswerSize:
 
     @property
     def assumed(self) -> int:
-        """Tokens of all answers at their limit. If the request sets no limit: `least`."""
+        """Tokens of all answers if each reaches the request's limit. Without a limit in the request: `least`."""
         return self.least if self.limit is None else self.most(None)
 
     def most(self, longest: int | None) -> int:

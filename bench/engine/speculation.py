@@ -117,7 +117,7 @@ def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: in
         engine = make_engine(target, config, drafters=[oracle])
         _timed(engine, prompts)  # warm-up, in which the engine adapts its draft lengths
         speedup = statistics.mean(_timed(plain, prompts)[1] / _timed(engine, prompts)[1] for _ in range(2))
-    assert engine.stats().preemptions == 0, "preempted requests would lower the load"
+    assert engine.stats().preemptions == 0, "preemptions would lower the measured load"
     return speedup
 
 

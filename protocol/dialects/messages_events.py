@@ -96,7 +96,7 @@ class AnthropicEvents:
     def _read_delta(self, delta: dict[str, Any]) -> None:
         has_signature = "extra_content" in self._state and "annotations" not in delta
         if has_signature and (self._call is None or are_complete("".join(self._texts))):
-            self._seal()  # the signature of the part before this delta
+            self._seal()  # first send the signature of the part before this delta
         signed = objects_of(delta.get("thinking_blocks"))
         if not any(block.get("thinking") for block in signed):
             self._emit_text("thinking", reasoning_of(delta))

@@ -77,7 +77,7 @@ class _SchemaRewriter:
         return value
 
     def _in_known_words(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Rewrite sets, constrained keys, decimals and UUID versions in keywords that grammars enforce."""
+        """Replace sets, constrained keys, decimals and UUID versions by keywords that grammars enforce."""
         if "uniqueItems" in schema:
             schema = self._set(schema)
         if "propertyNames" in schema and not schema.keys() & {"properties", "patternProperties"}:

@@ -68,7 +68,7 @@ def _number(value: object) -> str:
 
 
 def _groups(text: str) -> tuple[list[str], bool]:
-    """Return the digit groups at the start of `text`, and whether `text` contains only groups and marks."""
+    """Return the digit groups at the start of `text`, and whether `text` contains only digits and punctuation."""
     match = _HEAD.match(text)
     return (re.findall(r"\d+", match[1]), match.end() == len(text)) if match else ([], False)
 

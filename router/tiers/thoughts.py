@@ -8,7 +8,7 @@ from ...protocol.dialects.chat_chunks import text_of
 from ..request.json_narrowing import tables
 
 _PLAIN = "reasoning_content"
-#: Other fields whose text is reasoning: Ollama's, and vLLM's and OpenRouter's, which callers get unchanged.
+#: Other names of the reasoning: Ollama's `thinking`, and `reasoning` of vLLM and OpenRouter, which callers also get.
 _FIELDS = ("thinking", "reasoning")
 
 

@@ -64,7 +64,7 @@ class GrammarState:
         self._num_words = -(-vocab_size // 32)
         self._going_on = ~_bits(eos_ids, self._num_words)
         self._endless = endless
-        self._ahead: list[int] = []  # draft tokens after the answer so far, which the matcher has consumed
+        self._ahead: list[int] = []  # draft tokens that the matcher has consumed beyond the answer so far
         self._masks: list[Mask | None] = []  # mask after the first k draft tokens, at index k
         self._settle()
 

@@ -58,7 +58,7 @@ class ArithmeticStep(NamedTuple):
 
     # Numbers on the left side.
     operands: tuple[float, ...]
-    # Values of the two sides.
+    # Values of the equation's left and right side.
     left: float
     right: float
     # Number of operators on the left side.

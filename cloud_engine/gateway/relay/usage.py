@@ -114,7 +114,7 @@ def estimated_tokens(answer: bytes) -> int:
 
 
 def num_text_bytes(event: bytes) -> int:
-    """Return the bytes of all texts in a stream event."""
+    """Return the number of bytes of all texts in a stream event."""
     return sum(map(len, _TEXT.findall(event)))
 
 
