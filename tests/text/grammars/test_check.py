@@ -167,7 +167,7 @@ def test_refusals_are_remembered_for_a_while(monkeypatch: pytest.MonkeyPatch) ->
 
     async def test(check: GrammarCheck) -> None:
         async def refused() -> None:
-            with pytest.raises(InvalidRequestError, match="takes more than") as caught:
+            with pytest.raises(InvalidRequestError, match="takes over") as caught:
                 await check.check(moduli(1)[0])
             assert caught.value.code == "grammar_too_complex"
 

@@ -72,10 +72,10 @@ def test_a_window_needs_no_more_than_it_sees() -> None:
     ("config", "reason"),
     [
         ({"max_model_len": CONTEXT + 1}, "max_model_len is 131073 tokens, but the model supports 131072"),
-        ({"max_model_len": 20000}, r"1250 blocks of KV cache \(1.2 GiB\), but it has 1024: lower .* to 16384"),
+        ({"max_model_len": 20000}, r"1250 blocks of KV cache \(1.2 GiB\), but the cache has 1024: lower .* to 16384"),
         (
             {"max_model_len": 100, "num_gpu_blocks_override": 6},
-            "7 blocks .* but it has 6: lower .* to 96, or set num_gpu_blocks_override to 7",
+            "7 blocks .* but the cache has 6: lower .* to 96, or set num_gpu_blocks_override to 7",
         ),
         ({"block_size": 2**15}, "too little memory for a KV cache"),
         ({"max_model_len": 0}, "max_model_len must be 1 to"),
@@ -91,4 +91,4 @@ def test_the_size_of_the_cache_is_logged(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level("INFO", "updraft"):
         KVCacheSize.of([shape_of()], EngineConfig())
     assert "16384 of the model's 131072 tokens" in caplog.text
-    assert "for the whole context: 8192 (8.0 GiB)" in caplog.text
+    assert "the whole context needs 8192 (8.0 GiB)" in caplog.text
