@@ -77,7 +77,7 @@ class _Streams(Generic[T]):
                     self._results.put_nowait((number, item))
             self._taken_up = True
         except OverloadedError as error:
-            has_other_stream = self._taken_up or self._num_open > 1  # then the engine will have room: try again later
+            has_other_stream = self._taken_up or self._num_open > 1  # their ends free capacity: try again later
             if began or not has_other_stream or error.code == "draining":
                 raise
             return False

@@ -186,7 +186,7 @@ def test_only_free_text_goes_to_the_judge(cache: VerdictCache) -> None:
     assert graded(BAD, GOOD) == (0.0, 1.0)
     assert dict(grader.graded) == {"agreement": 3, "reference": 1, "judge": 2}
     assert grader.matching == 0.5, "few words are shared, so that agreement calls both worse than the cloud's"
-    assert "the judge j, both orders" in grader.description()
+    assert "the judge j (both orders" in grader.description()
     assert "2 by the judge" in grader.description()
 
 

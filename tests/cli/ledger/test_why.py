@@ -47,7 +47,7 @@ def test_why_names_tier_reason_and_cost(ledger: Path) -> None:
         assert "gate 2 during: device: still going well [P(gain) 0.200, threshold 0.500]" in printed
         assert ": going well" not in printed, "of a gate that looks again and again, the last word"
         assert "device 250 ms, cloud 500 ms" in printed
-        assert "2 of 6 tokens accepted" in printed
+        assert "2 of 6 draft tokens accepted" in printed
         assert "$0.000012" in printed
     row = json.loads(CliRunner().invoke(app, ["why", "--json", "--ledger", str(ledger)]).output)
     assert [each["gate"] for each in row["decisions"]] == [0, 2, 3]
