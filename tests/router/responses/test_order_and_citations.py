@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from provider_daemons import running_daemons
-from scripted_provider import ScriptedProvider, anthropic_says, events
+from scripted_provider import ScriptedProvider, anthropic_says, events, running_provider
 from updraft.accounting.token_estimate import text_bytes
 from updraft.protocol.requests import read_chat
 from updraft.router.config import CacheSettings
@@ -35,6 +35,12 @@ BLOCKS: list[dict[str, Any]] = [
     {"type": "text", "text": "sun", "citations": [READ, SEARCHED]},
     {"type": "tool_use", "id": "t2", "name": "weather", "input": {"city": "Bern"}},
 ]
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[ScriptedProvider]:
+    with running_provider() as provider:
+        yield provider
 
 
 @pytest.fixture(scope="module")

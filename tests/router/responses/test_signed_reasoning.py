@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from provider_daemons import running_daemons
-from scripted_provider import ScriptedProvider, anthropic_says
+from scripted_provider import ScriptedProvider, anthropic_says, running_provider
 from updraft.protocol.dialects.opaque_state import blocks_of, restored, seal
 from updraft.router.privacy.rules import Privacy
 
@@ -19,6 +19,12 @@ USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Oslo"}'}}
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat")
 Conversation = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[ScriptedProvider]:
+    with running_provider() as provider:
+        yield provider
 
 
 @pytest.fixture(scope="module")

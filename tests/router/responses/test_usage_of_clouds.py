@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from provider_daemons import running_daemons
-from scripted_provider import ScriptedProvider
+from scripted_provider import ScriptedProvider, running_provider
 from updraft.accounting.prices import Price
 from updraft.router.accounting.prices import Prices
 
@@ -39,6 +39,12 @@ ASKED: dict[str, dict[str, Any]] = {
     "/api/chat": {"messages": HELLO},
 }
 PRICES = Prices(models={"m": Price(1, 2, cached_input=0.1)})
+
+
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[ScriptedProvider]:
+    with running_provider() as provider:
+        yield provider
 
 
 @pytest.fixture(scope="module")
