@@ -1,8 +1,8 @@
 """Compiles Triton kernels for GPUs that this machine lacks, and reports the registers and memory that they need.
 
 `python kernel_compiler.py` is a separate process, because Triton's interpreter and compiler cannot share one. It reads
-lines of JSON, `[FILE, NAME]`, compiles the list of `Spec` objects called NAME in FILE for sm_80 and sm_90, and prints a
-line of JSON for each list.
+lines of JSON, `[FILE, NAME]`, compiles the list of `Spec` objects called NAME in FILE for `ARCHITECTURES`, and prints
+a line of JSON for each list.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURES = (80, 90)
+ARCHITECTURES = (80, 90, 100)  # A100, H100 and B200
+#: PTX instruction of each generation of tensor cores. Products of small tiles use the oldest one on every architecture.
+TENSOR_CORES = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
 
 @dataclass(frozen=True)
@@ -43,18 +45,25 @@ class Spec:
     least: int = 80
     max_registers: int = 255
     programs: int = 1
-    max_shared: Mapping[int, int] = field(default_factory=lambda: {80: 163 * 1024, 90: 227 * 1024})
+    max_shared: Mapping[int, int] = field(default_factory=lambda: {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024})
+    max_spilled: Mapping[int, int] = field(default_factory=dict[int, int])
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of a compiled kernel: registers per thread, bytes spilled (stack and local), bytes of shared memory."""
+    """Resources of a compiled kernel: registers per thread, bytes spilled (stack and local), bytes of shared memory.
+
+    `tensor_cores`: the instructions of `TENSOR_CORES` that it uses. `copies_ahead`: whether it copies to shared memory
+    asynchronously.
+    """
 
     spec: str
     architecture: int
     registers: int
     spilled: int
     shared: int
+    tensor_cores: list[str]
+    copies_ahead: bool
 
 
 Compile = Callable[[Path, str], list[Resources]]
@@ -114,8 +123,16 @@ def compile_spec(spec: Spec, architecture: int) -> Resources:
     except Exception as error:
         error.add_note(f"{spec.name} for sm_{architecture}")
         raise
-    used = _usage(compiled.asm["cubin"])
-    return Resources(spec.name, architecture, used["REG"], used["STACK"] + used["LOCAL"], compiled.metadata.shared)
+    used, ptx = _usage(compiled.asm["cubin"]), compiled.asm["ptx"]
+    return Resources(
+        spec.name,
+        architecture,
+        used["REG"],
+        used["STACK"] + used["LOCAL"],
+        compiled.metadata.shared,
+        tensor_cores=[instruction for instruction in TENSOR_CORES.values() if instruction in ptx],
+        copies_ahead="cp.async" in ptx,
+    )
 
 
 def _usage(cubin: bytes) -> dict[str, int]:

@@ -142,7 +142,7 @@ FLOAT32 = [
     attend("float32-prefill-phi", in_float32(PHI_3), 2048, dtype="fp32", windowed=True),
 ]
 FP8 = [
-    attend("fp8-decode", in_fp8(LLAMA_8B), 1),
+    replace(attend("fp8-decode", in_fp8(LLAMA_8B), 1), max_spilled={100: 8}),  # the price of a third program
     attend("fp8-nine-windowed", in_fp8(MISTRAL), 9, windowed=True),
     attend("fp8-prefill", in_fp8(LLAMA_8B), 2048),
     attend("fp8-prefill-windowed", in_fp8(MISTRAL), 2048, windowed=True),
