@@ -52,6 +52,22 @@ def test_shards_load_like_one_file(folder: Path, tmp_path: Path) -> None:
     assert received[-1] == (sum(p.nbytes for p in model.parameters()),) * 2
 
 
+def test_each_shard_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference_model().save_pretrained(tmp_path, max_shard_size="60KB")
+    opened: list[str] = []
+    real_open = Path.open
+
+    def counting_open(path: Path, *arguments: Any, **options: Any) -> Any:
+        opened.append(path.name)
+        return real_open(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", counting_open)
+    load_model(tmp_path)
+    assert sorted(name for name in opened if name.endswith(".safetensors")) == sorted(
+        path.name for path in tmp_path.glob("model-*.safetensors")
+    )
+
+
 @pytest.mark.parametrize("harm", ["unlink", "truncate", "outside"])
 def test_damaged_shards_are_named(tmp_path: Path, harm: str) -> None:
     reference_model().save_pretrained(tmp_path, max_shard_size="60KB")
@@ -190,6 +206,14 @@ DAMAGES = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), r"model\.safetensors does not exist"),
     "truncated weights": (lambda f: truncate(f / "model.safetensors"), "damaged"),
     "foreign weights": (lambda f: (f / "model.safetensors").write_bytes(b"GGUF" * 99), "damaged"),
+    "header outside the file": (
+        lambda f: (f / "model.safetensors").write_bytes((2**63).to_bytes(8, "little") + b"{}"),
+        "damaged",
+    ),
+    "quantised weights": (
+        lambda f: edit_weights(f, **{"model.norm.weight": torch.ones(64, dtype=torch.int8)}),
+        r"model\.norm\.weight has the dtype I8; use F64, F32, F16, BF16",
+    ),
     "missing tensor": (lambda f: edit_weights(f, drop="model.norm.weight"), r"missing tensors: model\.norm\.weight"),
     "unexpected tensor": (lambda f: edit_weights(f, extra=torch.ones(1)), "unexpected tensors: extra"),
     "wrong shape": (
