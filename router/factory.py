@@ -25,10 +25,8 @@ from .gates.selection import GateSelection, check_policy, load_gates
 from .state import CloudCandidate, Tiers
 from .tiers.cloud import HttpCloudTier
 from .tiers.connection import CloudEndpoint
-from .tiers.idle import UnloadingLocalTier
 from .tiers.interfaces import LocalTier
-from .tiers.load_backoff import LoadBackoff
-from .tiers.local import EngineLocalTier
+from .tiers.local import EngineLocalTier, LoadBackoff, UnloadingLocalTier
 from .tiers.local_server.address import ServerAddress, server_address
 from .tiers.local_server.tier import LocalServerModel, ServerLocalTier, find_model, open_client, open_server
 from .tiers.providers.registry import provider_of

@@ -17,7 +17,7 @@ from ..errors import UnsupportedFeatureError, invalid_value
 from ..hints import Hints
 from ..http.lenient_json import object_of
 from ..turns import whole_turns
-from .opaque_state import blocks_of
+from .chat_chunks import blocks_of
 
 #: Ollama's options and the equivalent fields of chat requests.
 _OPTIONS = {

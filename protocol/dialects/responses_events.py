@@ -14,17 +14,19 @@ from ..errors import UpstreamError
 from ..http.lenient_json import json_of, object_of, objects_of
 from .chat_chunks import (
     PAUSED,
+    add_details,
     calls_of,
     citations_of,
     count_of,
     deltas_of,
     first_choices,
     framed,
+    id_of,
     reasoning_of,
+    seal,
     text_of,
     with_notes,
 )
-from .opaque_state import add_details, id_of, seal
 from .responses_items import Item, item_id
 from .responses_request import ResponsesRequest
 

@@ -10,9 +10,7 @@ from typing import Any, cast
 
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.lenient_json import json_bytes, json_of, objects_of
-from .chat_chunks import content_of
-from .opaque_state import blocks_of
-from .pieces import message_of
+from .chat_chunks import blocks_of, content_of, message_of
 
 Item = dict[str, Any]
 _PREFIXES = {

@@ -22,10 +22,9 @@ from ...protocol.sampling import SamplingParams
 from ...text.templates.reasoning import ReasoningStyle
 from ...text.tool_stream import AnswerParser, AnswerSyntax, OfferedTools
 from ..accounting.request_record import RequestRecord
-from ..gates.deadline import DeadlinePlan, plan
 from ..gates.exploration import by_confidence
 from ..gates.gates import GateDecision, Gates, NoPolicyGates, check_quality
-from ..gates.rules import Ruling
+from ..gates.rules import DeadlinePlan, Ruling, plan
 from ..request.chat_request import RoutingRequest
 from ..state import RouterState
 from ..tiers.failures import CloudFailure

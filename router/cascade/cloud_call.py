@@ -16,8 +16,7 @@ from ...accounting.budget import TOP_UP, StreamTokenEstimate, TokenDemand
 from ...accounting.prices import Price
 from ...accounting.reported_usage import ReportedUsage
 from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
-from ...protocol.dialects.chat_chunks import index_of
-from ...protocol.dialects.opaque_state import OPAQUE
+from ...protocol.dialects.chat_chunks import OPAQUE, index_of
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
 from ...protocol.http.forwarding import Forwarding
 from ...protocol.http.lenient_json import json_bytes

@@ -19,7 +19,7 @@ from ...protocol.http.lenient_json import json_bytes, json_of
 from ...protocol.http.wire import WireRequest
 from ...protocol.safety.bounded_cache import BoundedCache
 from ..accounting.request_record import RequestRecord
-from ..request.caller import Caller
+from ..request.chat_request import Caller
 from ..request.json_narrowing import object_of, table, tables
 
 _OVERHEAD = 512  # bytes of Python objects per entry

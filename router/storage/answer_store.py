@@ -13,9 +13,7 @@ from typing import Any, Literal, TypeVar
 from ...accounting.budget import DAY_S
 from ...protocol.errors import ConfigurationError, NotFoundError
 from ...protocol.http.lenient_json import json_bytes, json_of
-from ...protocol.safety.database import Database
-from ...protocol.safety.shared_file import SharedFile
-from ...protocol.sqlite import tables, transaction
+from ...protocol.safety.database import Database, SharedFile, tables, transaction
 
 T = TypeVar("T")
 Kind = Literal["response", "chat.completion", "conversation"]

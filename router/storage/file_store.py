@@ -14,10 +14,8 @@ from typing import Any, Literal
 import msgspec
 
 from ...protocol.errors import DiskSpaceError, InvalidRequestError
-from ...protocol.http.ids import new_id
-from ...protocol.safety.database import Database
-from ...protocol.safety.shared_file import SharedFile
-from ...protocol.sqlite import create_tables
+from ...protocol.http.wire import new_id
+from ...protocol.safety.database import Database, SharedFile, create_tables
 from .answer_store import Page, only
 
 DATABASE = "files.sqlite3"

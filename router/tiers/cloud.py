@@ -15,14 +15,13 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from ...protocol.dialects.pieces import without_order
+from ...protocol.dialects.chat_chunks import without_order
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarding, NativeRequest, header_bytes
 from ...protocol.structured import ignored
 from ..request.json_narrowing import object_of
-from .answer_shapes import completion_in, embeddings_in, models_in
+from .answer_shapes import ContinuationVerdict, completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
-from .continuation_check import ContinuationVerdict
 from .failures import CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
 from .interfaces import ChargedForwarding, CloudContent, Content
 from .providers.provider import ProviderCall, with_query

@@ -18,9 +18,8 @@ from ...protocol.errors import ConfigurationError
 from ...protocol.http.forwarding import may_open
 from ...protocol.http.lenient_json import json_of
 from ...protocol.safety.redaction import Redactor, is_sendable, shown_url
-from .providers.openai import OpenAIProvider
-from .providers.provider import Provider
-from .thoughts import ThoughtForm
+from .answer_shapes import ThoughtForm
+from .providers.provider import OpenAIProvider, Provider
 
 #: Header that replaces the `location` header in responses of clients from `open_client`.
 LOCATION = "x-updraft-location"

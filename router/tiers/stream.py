@@ -14,9 +14,8 @@ from ...accounting.reported_usage import ReportedUsage
 from ...protocol.http import sse
 from ...protocol.http.lenient_json import json_bytes
 from ..request.json_narrowing import object_of, table, tables
-from .answer_shapes import StreamedChoices, has_content, is_piece
+from .answer_shapes import Continuation, ContinuationVerdict, StreamedChoices, has_content, is_piece
 from .connection import CloudEndpoint
-from .continuation_check import Continuation, ContinuationVerdict
 from .failures import cut, invalid_answer, timed_out
 
 _NO_STREAM = "the server answered a streamed request with something other than an event stream"

@@ -16,7 +16,7 @@ from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
 from updraft.router.router import Router
-from updraft.router.tiers.idle import UnloadingLocalTier
+from updraft.router.tiers.local import UnloadingLocalTier
 
 
 async def unloaded(tier: UnloadingLocalTier) -> None:

@@ -21,9 +21,8 @@ from updraft.router import factory
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
 from updraft.router.router import Router
-from updraft.router.tiers import load_backoff
-from updraft.router.tiers.idle import UnloadingLocalTier
-from updraft.router.tiers.load_backoff import LoadBackoff
+from updraft.router.tiers import local
+from updraft.router.tiers.local import LoadBackoff, UnloadingLocalTier
 
 Trouble = Callable[[Path, pytest.MonkeyPatch], None]
 
@@ -126,7 +125,7 @@ def test_failed_model_is_retried_when_its_file_changes(
 
 def test_failed_model_is_retried_with_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(load_backoff.time, "monotonic", lambda: now)
+    monkeypatch.setattr(local.time, "monotonic", lambda: now)
     backoff, lengths = LoadBackoff(), []
     assert backoff.error is None
     for _ in range(8):

@@ -19,7 +19,7 @@ from ....protocol.http import sse
 from ....protocol.http.wire import WireResponse
 from ...factory import has_model_file, model_file
 from ...router import Router
-from ...tiers.idle import UnloadingLocalTier
+from ...tiers.local import UnloadingLocalTier
 from ..routes.route import RequestContext, Route
 
 EventEncoder = Callable[[dict[str, Any]], bytes]

@@ -1,4 +1,4 @@
-"""`/updraft/status`, `/updraft/target` and `/updraft/policy`: the tiers, the target and the calibrated policy."""
+"""`/updraft/status`, `/updraft/target`, `/updraft/policy` and `/updraft/trace`: tiers, target, policy and decisions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from ....classifier.target import Target
 from ....protocol.decoding import decode, prepare_types
 from ....protocol.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from ....protocol.http.wire import WireResponse
+from ....protocol.requests import ChatRequest
 from ...config import TARGETS
 from ...gates.exploration import ExplorationGates
+from ...gates.gates import GateDecision
 from ...router import Router
 from ..routes.route import RequestContext, Route
 
 if TYPE_CHECKING:
     from ....classifier.policy.policy import Policy
+
 
 log = logging.getLogger("updraft.router")
 
@@ -168,6 +171,23 @@ def _reliability(policy: Policy) -> list[CalibrationBin]:
     return [CalibrationBin(float(rows.judged[part].mean()), float(rows.gain[part].mean()), len(part)) for part in parts]
 
 
+class Trace(msgspec.Struct):
+    """Routing decision for a request."""
+
+    # `local` or `cloud`.
+    tier: str
+    reason: str
+    decisions: list[GateDecision]
+    # Local text generated before the gates decided.
+    local_text: str
+    latency_ms: float
+
+
+async def trace(context: RequestContext) -> WireResponse:
+    record, local_text = await context.router.preview(context.request)
+    return WireResponse.json(Trace(record.tier, record.reason, record.decisions, local_text, record.latency_ms))
+
+
 ROUTES = (
     Route("GET", "/updraft/status", status, "the tiers and the target", response_type=Status),
     Route(
@@ -184,5 +204,13 @@ ROUTES = (
         policy,
         "the calibrated policy: promise, curve, reliability, drift",
         response_type=PolicyReport,
+    ),
+    Route(
+        "POST",
+        "/updraft/trace",
+        trace,
+        "gate verdicts on a chat request, without asking a cloud or writing a ledger row",
+        ChatRequest,
+        Trace,
     ),
 )

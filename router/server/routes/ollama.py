@@ -26,11 +26,11 @@ from ....protocol.dialects.ollama_request import (
 )
 from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
-from ...model_names import ModelNames
 from ...responses.embeddings import embed as vectors
 from ...responses.text_completion import complete
-from ...tiers.idle import UnloadingLocalTier
+from ...state import ModelNames
 from ...tiers.interfaces import ChatOnlyTier
+from ...tiers.local import UnloadingLocalTier
 from ...tiers.providers.registry import provider_of
 from .route import RequestContext, Route, translated
 

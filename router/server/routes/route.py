@@ -9,7 +9,7 @@ from typing import Any
 
 from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse
-from ...request.caller import caller_of
+from ...request.chat_request import caller_of
 from ...router import Router
 from ...storage.answer_store import Kind, StoredAnswer
 from ..answers import AnswerService

@@ -23,8 +23,7 @@ from ....protocol.structured import AnswerOptions, Constraint, ToolUse
 from ...request.json_narrowing import object_of, tables
 from ..interfaces import ChatOnlyTier
 from .address import OLLAMA_PORT, ServerAddress
-from .generation import NONCHARACTER, AnswerForm, ServerGeneration, failed
-from .tokens import TOP, SeenVocabulary, reported_in
+from .generation import NONCHARACTER, TOP, AnswerForm, SeenVocabulary, ServerGeneration, failed, reported_in
 
 if TYPE_CHECKING:
     from ....text.templates.reasoning import ReasoningStyle

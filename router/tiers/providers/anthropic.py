@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ....protocol.dialects.chat_chunks import citations_of
-from ....protocol.dialects.messages_blocks import is_vendor_block
+from ....protocol.dialects.messages_request import is_vendor_block
 from ....protocol.http.forwarding import NativeRequest
 from ...request.json_narrowing import object_of, table, tables
 from .anthropic_answers import MessageEvents, signed_thoughts

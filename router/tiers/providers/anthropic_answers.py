@@ -7,8 +7,7 @@ from typing import Any
 
 from ....protocol.dialects.chat_chunks import PAUSED
 from ...request.json_narrowing import object_of, table, tables
-from .chunks import ChunkMaker, arguments_of, tool_call, usage_of, whole
-from .provider import ChatEvents
+from .provider import ChatEvents, ChunkMaker, arguments_of, tool_call, usage_of, whole
 
 _FINISHES = {
     "max_tokens": "length",

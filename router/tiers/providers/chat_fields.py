@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from ....protocol.dialects.chat_chunks import arguments_of
-from ....protocol.dialects.pieces import in_order
+from ....protocol.dialects.chat_chunks import arguments_of, in_order
 from ....protocol.errors import invalid_value
 from ....protocol.hints import EFFORTS, HINTS, Hints
 from ....protocol.http.lenient_json import json_bytes

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....protocol.http.ids import new_id
+from ....protocol.http.wire import new_id
 from ...request.json_narrowing import object_of, table, tables
-from .chunks import ChunkMaker, arguments_of, tool_call, usage_of, whole
-from .provider import ChatEvents
+from .provider import ChatEvents, ChunkMaker, arguments_of, tool_call, usage_of, whole
 
 _FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}  # all other reasons mean that content was withheld
 

@@ -10,8 +10,8 @@ import pytest
 from cascade_bench import Bench, run
 from router_fakes import FakeCloud, ScriptedGates
 from updraft.protocol.errors import ContextLengthError
-from updraft.router.gates.deadline import LatencyEstimates, plan
 from updraft.router.gates.exploration import ExplorationGates
+from updraft.router.gates.rules import LatencyEstimates, plan
 from updraft.router.tiers import retries
 
 

@@ -20,7 +20,7 @@ from updraft.router.factory import load_tiers, model_file
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
 from updraft.router.tiers.local_server.address import is_private, server_address
-from updraft.router.tiers.local_server.tokens import ServerSignals
+from updraft.router.tiers.local_server.generation import ServerSignals
 
 USER: list[Any] = [{"role": "user", "content": "hello"}]
 PROBED = {"choices": [{"message": {"content": "a"}, "finish_reason": "length"}]}

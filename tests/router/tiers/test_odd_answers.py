@@ -12,7 +12,7 @@ from updraft.router.tiers.answer_shapes import completion_in
 from updraft.router.tiers.cloud import HttpCloudTier
 from updraft.router.tiers.connection import CloudEndpoint
 from updraft.router.tiers.failures import CloudFailure, refused
-from updraft.router.tiers.providers.openai import OpenAIProvider
+from updraft.router.tiers.providers.provider import OpenAIProvider
 from updraft.router.tiers.stream import HttpCloudStream
 
 URL = "https://cloud.example/v1"

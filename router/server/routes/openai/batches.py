@@ -12,8 +12,7 @@ from .....accounting.budget import DAY_S
 from .....protocol.decoding import decode, prepare_types
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.errors import InvalidRequestError
-from .....protocol.http.ids import new_id
-from .....protocol.http.wire import WireResponse
+from .....protocol.http.wire import WireResponse, new_id
 from ....storage.batch_store import Batch, BatchStore
 from ..route import RequestContext, Route
 from .files import BATCH_DAYS, expires_s

@@ -15,7 +15,7 @@ from .....protocol.dialects.multipart import FormPart, read_form
 from .....protocol.errors import InvalidRequestError, RequestTooLargeError
 from .....protocol.http.wire import WireRequest, WireResponse
 from ....storage.file_store import MB, FileMetadata, FileObject, FileWriter
-from ...batches.interactive import TrackedBody
+from ...batches.run import TrackedBody
 from ..route import RequestContext, Route
 from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of
 
