@@ -17,7 +17,8 @@ from .gates.exploration import ExplorationGates
 from .gates.gates import Gates
 from .gates.rules import LatencyEstimates, TierAvailability, no_cloud_configured, no_local_configured
 from .request.chat_request import RequestedTier
-from .tiers.interfaces import CloudTier, LocalTier
+from .tiers.cloud import HttpCloudTier
+from .tiers.interfaces import LocalTier
 
 _CAPABILITIES = ("chat", "completions", "embeddings", "structured_outputs")
 
@@ -27,7 +28,7 @@ class CloudCandidate:
     """A cloud tier, with the requests that it may answer."""
 
     model: str
-    tier: CloudTier
+    tier: HttpCloudTier
     # P(gain) from which on requests skip this cloud. None: no request skips this cloud.
     skip_above: float | None = None
     # Whether a caller's key for the best cloud is also sent here, because the server is the same.
@@ -41,7 +42,7 @@ class CloudCandidate:
 @dataclass(frozen=True, slots=True)
 class Tiers:
     local: LocalTier | None
-    cloud: CloudTier | None
+    cloud: HttpCloudTier | None
     # Gates that decide between the tiers; None without a local model.
     gates: Gates | None
     # Why the configured local model is unusable.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cascade_bench import Bench, run
-from router_fakes import FakeCloud, ScriptedLocal
+from router_fakes import FakeCloud, ScriptedLocal, SlowEngine
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.protocol.errors import MissingDependencyError, ModelLoadError, UpdraftError
 from updraft.protocol.http.wire import WireRequest
@@ -22,7 +22,7 @@ from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
 from updraft.router.router import Router
 from updraft.router.tiers import local
-from updraft.router.tiers.local import LoadBackoff, UnloadingLocalTier
+from updraft.router.tiers.local import EngineLocalTier, LoadBackoff
 
 Trouble = Callable[[Path, pytest.MonkeyPatch], None]
 
@@ -140,14 +140,14 @@ def test_failed_model_is_retried_with_backoff(monkeypatch: pytest.MonkeyPatch) -
 def test_a_model_that_does_not_come_back_from_sleep_is_left_alone_for_a_while() -> None:
     tries, versions = [], ["broken"]
 
-    def load() -> ScriptedLocal:
+    def load() -> SlowEngine:
         tries.append(1)
         if versions[-1] == "broken":
             raise ModelLoadError("The file is cut off.")
-        return ScriptedLocal()
+        return SlowEngine()
 
     async def test() -> None:
-        tier = UnloadingLocalTier(ScriptedLocal(), load, None, LoadBackoff(lambda: versions[-1]))
+        tier = EngineLocalTier(SlowEngine(), load, None, LoadBackoff(lambda: versions[-1]))
         await tier.sleep()
         for _ in range(3):
             with pytest.raises(ModelLoadError, match="cut off"):

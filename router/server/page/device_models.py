@@ -19,7 +19,7 @@ from ....protocol.http import sse
 from ....protocol.http.wire import WireResponse
 from ...factory import has_model_file, model_file
 from ...router import Router
-from ...tiers.local import UnloadingLocalTier
+from ...tiers.local import EngineLocalTier
 from ..routes.route import RequestContext, Route
 
 EventEncoder = Callable[[dict[str, Any]], bytes]
@@ -129,7 +129,7 @@ async def memory(context: RequestContext) -> WireResponse:
     await context.router.start()
     action = decode(context.request.body, MemoryRequest).action
     tier = context.router.tiers.local
-    if not isinstance(tier, UnloadingLocalTier):
+    if not isinstance(tier, EngineLocalTier):
         raise InvalidRequestError("No model is running on this device.", param="action", code="invalid_value")
     if action == "sleep":
         await tier.sleep()
@@ -168,7 +168,7 @@ def _listed(router: Router) -> DeviceModels:
         if name not in here
     ]
     tier = router.tiers.local
-    idle = tier if isinstance(tier, UnloadingLocalTier) else None
+    idle = tier if isinstance(tier, EngineLocalTier) else None
     return DeviceModels(
         models,
         free,

@@ -30,7 +30,7 @@ from ...responses.embeddings import embed as vectors
 from ...responses.text_completion import complete
 from ...state import ModelNames
 from ...tiers.interfaces import ChatOnlyTier
-from ...tiers.local import UnloadingLocalTier
+from ...tiers.local import EngineLocalTier
 from ...tiers.providers.registry import provider_of
 from .route import RequestContext, Route, translated
 
@@ -105,7 +105,7 @@ async def show(context: RequestContext) -> WireResponse:
 async def running(context: RequestContext) -> WireResponse:
     names = await context.router.names()
     local = names.tiers.local
-    in_memory = local is not None and (not isinstance(local, UnloadingLocalTier) or local.loaded)
+    in_memory = local is not None and (not isinstance(local, EngineLocalTier) or local.loaded)
     cards = [names.card(local.model_id)] if local is not None and in_memory else []
     return WireResponse.json({"models": [{**_entry(names, card), "size_vram": 0} for card in cards]})
 
