@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..protocol.errors import ConfigurationError, NotFoundError, UpdraftError
-from ..protocol.safety.terminal_text import printable
+from ..protocol.safety.redaction import printable
 from .doctor.findings import Check
 from .shared import json_output, options, output
 from .shared.command_line import CommandLine

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...protocol.responses import UpdraftInfo
-from ...protocol.safety.terminal_text import PrintableStream
+from ...protocol.safety.redaction import PrintableStream
 from .word_wrap import wrapped
 
 if TYPE_CHECKING:

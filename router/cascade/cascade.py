@@ -30,12 +30,12 @@ from ..state import RouterState
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalGeneration, LocalTier
 from .cloud_call import work_of
-from .concurrent_runs import run_concurrently
 from .escalation import CloudReply, CloudStreamReply, Escalation
 
 _LONG = 2**12  # length of question plus answer, in characters, above which the gates read them in a thread
 _LINE_BEGUN = 16  # number of characters at the end of the answer in which to look for the end of a line
-_T = TypeVar("_T")
+T = TypeVar("T")
+_AT_ONCE = 8
 
 
 class State(StrEnum):
@@ -350,7 +350,7 @@ class Cascade:
             remaining *= 0.5
         return max(0.001, min(self.router_state.config.cloud_timeout_s, remaining))
 
-    async def read(self, look: Callable[[], _T], answer: LocalAnswer | None = None) -> _T:
+    async def read(self, look: Callable[[], T], answer: LocalAnswer | None = None) -> T:
         """Return the result of `look`, which reads the question and `answer`. Long texts are read in a thread."""
         written = 0 if answer is None else len(answer.text)
         long = written + sum(len(message.text) for message in self.chat.messages) > _LONG
@@ -440,3 +440,20 @@ class Cascade:
     def _done(self, reply: Reply) -> State:
         self._reply = reply
         return State.DONE
+
+
+async def run_concurrently(count: int, one: Callable[[int], Awaitable[T]]) -> list[T]:
+    """Return the results of `one(0)` to `one(count - 1)`, a few at once. If one fails, the others are cancelled."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def placed(index: int) -> T:
+        async with places:
+            return await one(index)
+
+    tasks = [asyncio.create_task(placed(index)) for index in range(count)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,8 +16,8 @@ from ...protocol.responses import MAX_TOKENS
 from ...protocol.sampling import SamplingParams
 from ...text.tokenization import TextEncoder
 from ..accounting.request_record import RequestRecord
+from ..cascade.cascade import run_concurrently
 from ..cascade.cloud_call import cloud_call
-from ..cascade.concurrent_runs import run_concurrently
 from ..tiers.interfaces import LocalTier
 from .direct import CloudOnlyError, DirectCall, DirectReply
 

@@ -74,7 +74,7 @@ async def render(context: RequestContext) -> WireResponse:
 
 
 ROUTES = (
-    Route("GET", "/", asset, "the web page; needs no key"),
-    Route("GET", "/page/{file}", asset, "scripts and styles of the web page; need no key"),
-    Route("POST", "/updraft/markdown", render, "an answer's Markdown as safe HTML", MarkdownText, RenderedText),
+    Route("GET /", asset, "the web page; needs no key"),
+    Route("GET /page/{file}", asset, "scripts and styles of the web page; need no key"),
+    Route("POST /updraft/markdown", render, "an answer's Markdown as safe HTML", MarkdownText, RenderedText),
 )

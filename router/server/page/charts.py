@@ -10,8 +10,7 @@ from typing import Any
 from ....classifier.optional_imports import load_module
 from ....protocol.errors import NotFoundError
 from ....protocol.http.wire import WireResponse
-from ..routes.openai.pagination import query_of, switch_of
-from ..routes.route import RequestContext, Route
+from ..routes.route import RequestContext, Route, query_of, switch_of
 from . import overview, savings
 
 _COLOURS = {False: ("#0b57d0", "#b3261e", "#1b1b1f"), True: ("#a8c7fa", "#f2b8b5", "#e6e1e5")}
@@ -80,8 +79,7 @@ _CHARTS: dict[str, Callable[[Any, Any, str, str], None]] = {
 }
 ROUTES = (
     Route(
-        "GET",
-        "/updraft/charts/{chart}",
+        "GET /updraft/charts/{chart}",
         chart,
         "`savings`, `curve` or `reliability` as SVG; `?dark` for a dark page",
         query=("dark",),

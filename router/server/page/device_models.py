@@ -245,9 +245,9 @@ def _pull(wanted: str, progress: _Progress) -> str:
 
 
 ROUTES = (
-    Route("GET", "/updraft/models", list_models, "this device's models and their memory", response_type=DeviceModels),
-    Route("POST", "/updraft/models/pull", pull, "pull a model; events report progress", PullRequest, streams=True),
-    Route("POST", "/api/pull", pull_as_ollama, "pull a model, in Ollama's API", OllamaPull, streams=True),
-    Route("POST", "/updraft/models/memory", memory, "`sleep`, `pin` or `unpin` the model", MemoryRequest, DeviceModels),
-    Route("DELETE", "/updraft/models/{name}", remove, "delete a model that is not running", response_type=RemovedModel),
+    Route("GET /updraft/models", list_models, "this device's models and their memory", response_type=DeviceModels),
+    Route("POST /updraft/models/pull", pull, "pull a model; events report progress", PullRequest, streams=True),
+    Route("POST /api/pull", pull_as_ollama, "pull a model, in Ollama's API", OllamaPull, streams=True),
+    Route("POST /updraft/models/memory", memory, "`sleep`, `pin` or `unpin` the model", MemoryRequest, DeviceModels),
+    Route("DELETE /updraft/models/{name}", remove, "delete a model that is not running", response_type=RemovedModel),
 )

@@ -189,25 +189,22 @@ async def trace(context: RequestContext) -> WireResponse:
 
 
 ROUTES = (
-    Route("GET", "/updraft/status", status, "the tiers and the target", response_type=Status),
+    Route("GET /updraft/status", status, "the tiers and the target", response_type=Status),
     Route(
-        "POST",
-        "/updraft/target",
+        "POST /updraft/target",
         set_target,
         "set the target `quality` until the settings are reloaded",
         TargetRequest,
         Status,
     ),
     Route(
-        "GET",
-        "/updraft/policy",
+        "GET /updraft/policy",
         policy,
         "the calibrated policy: promise, curve, reliability, drift",
         response_type=PolicyReport,
     ),
     Route(
-        "POST",
-        "/updraft/trace",
+        "POST /updraft/trace",
         trace,
         "gate verdicts on a chat request, without asking a cloud or writing a ledger row",
         ChatRequest,

@@ -14,8 +14,7 @@ from ....protocol.errors import InvalidRequestError
 from ....protocol.http.wire import WireResponse
 from ...accounting.explanation import Explanation, FeedbackNote, explanation_of
 from ...accounting.ledger import Ledger, LedgerRow, LedgerTotals
-from ..routes.openai.pagination import query_of
-from ..routes.route import RequestContext, Route
+from ..routes.route import RequestContext, Route, query_of
 
 _RECENT, _MAX_ROWS, _MAX_DAYS = 1000, 1000, 365
 _ABANDONED = 499
@@ -150,25 +149,22 @@ async def give_feedback(context: RequestContext) -> WireResponse:
 
 ROUTES = (
     Route(
-        "GET",
-        "/updraft/savings",
+        "GET /updraft/savings",
         savings,
         "ledger totals of the last `days` (default 30)",
         response_type=Savings,
         query=("days",),
     ),
     Route(
-        "GET",
-        "/updraft/requests",
+        "GET /updraft/requests",
         requests,
         "newest `limit` ledger rows (default 100), optionally of one `tier`",
         response_type=RequestList,
         query=_FILTERS,
     ),
-    Route("GET", "/updraft/requests/{id}", why, "one request, as in `updraft why`", response_type=Explanation),
+    Route("GET /updraft/requests/{id}", why, "one request, as in `updraft why`", response_type=Explanation),
     Route(
-        "POST",
-        "/updraft/requests/{id}/feedback",
+        "POST /updraft/requests/{id}/feedback",
         give_feedback,
         "record the `thumb` (`up` or `down`) in the ledger and, if experience is kept, for `updraft learn`",
         Feedback,

@@ -22,8 +22,7 @@ from ..batches.lines import MESSAGES_PATH, check_lines, read_line, read_lines
 from ..batches.run import MESSAGES, Stores
 from .openai.batches import check_key, find, new_batch
 from .openai.files import BATCH_DAYS
-from .openai.pagination import page_of, query_of
-from .route import RequestContext, Route
+from .route import RequestContext, Route, page_of, query_of
 
 _PATH = f"{MESSAGES_PATH}/batches"
 _KEPT_S = BATCH_DAYS * DAY_S
@@ -162,10 +161,10 @@ def _time(seconds: int | None) -> str | None:
 
 _BATCH = f"{_PATH}/{{batch}}"
 ROUTES = (
-    Route("POST", _PATH, create, "answer messages in the background, as in Anthropic's API", MessageBatchRequest),
-    Route("GET", _PATH, list_batches, "the caller's batches of messages", query=_LISTED),
-    Route("GET", _BATCH, retrieve, "one batch of messages"),
-    Route("DELETE", _BATCH, delete, "delete a batch of messages that has ended"),
-    Route("GET", f"{_BATCH}/results", results, "one line per request of a batch that has ended"),
-    Route("POST", f"{_BATCH}/cancel", cancel, "cancel a batch of messages; its answers so far are kept"),
+    Route(f"POST {_PATH}", create, "answer messages in the background, as in Anthropic's API", MessageBatchRequest),
+    Route(f"GET {_PATH}", list_batches, "the caller's batches of messages", query=_LISTED),
+    Route(f"GET {_BATCH}", retrieve, "one batch of messages"),
+    Route(f"DELETE {_BATCH}", delete, "delete a batch of messages that has ended"),
+    Route(f"GET {_BATCH}/results", results, "one line per request of a batch that has ended"),
+    Route(f"POST {_BATCH}/cancel", cancel, "cancel a batch of messages; its answers so far are kept"),
 )

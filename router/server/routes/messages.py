@@ -44,6 +44,6 @@ def _read(request: WireRequest) -> tuple[MessagesRequest, WireRequest]:
 
 
 ROUTES = (
-    Route("POST", "/v1/messages", create, "routed chat in Anthropic's Messages API", MessagesRequest, streams=True),
-    Route("POST", "/v1/messages/count_tokens", count_tokens, "number of tokens, by the device's tokenizer"),
-)  # fmt: skip
+    Route("POST /v1/messages", create, "routed chat in Anthropic's Messages API", MessagesRequest, streams=True),
+    Route("POST /v1/messages/count_tokens", count_tokens, "number of tokens, by the device's tokenizer"),
+)

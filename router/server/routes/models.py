@@ -33,13 +33,12 @@ async def metrics(context: RequestContext) -> WireResponse:
 
 ROUTES = (
     Route(
-        "GET",
-        "/v1/models",
+        "GET /v1/models",
         list_models,
         "`auto`, `local`, `cloud`, and their models; the device's model with `max_model_len`",
         response_type=ModelList,
     ),
-    Route("GET", "/v1/models/{model:path}", retrieve, "one model", response_type=ModelCard),
-    Route("GET", "/health", health, "200 while a tier can answer; needs no key"),
-    Route("GET", "/metrics", metrics, "see [metrics](metrics.md)"),
+    Route("GET /v1/models/{model:path}", retrieve, "one model", response_type=ModelCard),
+    Route("GET /health", health, "200 while a tier can answer; needs no key"),
+    Route("GET /metrics", metrics, "see [metrics](metrics.md)"),
 )

@@ -89,4 +89,4 @@ async def describe(context: RequestContext) -> WireResponse:
     return WireResponse.json(document(context.routes))
 
 
-ROUTES = (Route("GET", "/openapi.json", describe, "OpenAPI document of these endpoints"),)
+ROUTES = (Route("GET /openapi.json", describe, "OpenAPI document of these endpoints"),)

@@ -14,9 +14,8 @@ from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.errors import InvalidRequestError
 from .....protocol.http.wire import WireResponse, new_id
 from ....storage.batch_store import Batch, BatchStore
-from ..route import RequestContext, Route
+from ..route import RequestContext, Route, list_of, page_of, query_of
 from .files import BATCH_DAYS, expires_s
-from .pagination import list_of, page_of, query_of
 
 _ENDPOINTS = tuple(
     f"/v1/{name}"
@@ -109,8 +108,8 @@ async def cancel(context: RequestContext) -> WireResponse:
 _PATH = "/v1/batches"
 _BATCH = f"{_PATH}/{{batch}}"
 ROUTES = (
-    Route("POST", _PATH, create, "run the requests of a file in the background", BatchRequest, Batch),
-    Route("GET", _PATH, list_batches, "the caller's batches", query=_LISTED),
-    Route("GET", _BATCH, retrieve, "one batch", response_type=Batch),
-    Route("POST", f"{_BATCH}/cancel", cancel, "cancel a batch; its answers so far are kept", response_type=Batch),
+    Route(f"POST {_PATH}", create, "run the requests of a file in the background", BatchRequest, Batch),
+    Route(f"GET {_PATH}", list_batches, "the caller's batches", query=_LISTED),
+    Route(f"GET {_BATCH}", retrieve, "one batch", response_type=Batch),
+    Route(f"POST {_BATCH}/cancel", cancel, "cancel a batch; its answers so far are kept", response_type=Batch),
 )

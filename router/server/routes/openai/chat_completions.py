@@ -20,8 +20,7 @@ from .....protocol.requests import ChatRequest
 from .....protocol.responses import ChatCompletion
 from ....storage.answer_store import StoredAnswer
 from ...answers import not_stored
-from ..route import RequestContext, Route
-from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
+from ..route import PAGE_PARAMETERS, RequestContext, Route, list_of, page_in, page_of, query_of
 
 _KIND = "chat.completion"
 _LISTED = (*PAGE_PARAMETERS, "model", "metadata")
@@ -150,16 +149,15 @@ def _shown(message: dict[str, Any]) -> dict[str, Any]:
 
 _STORED = "/v1/chat/completions/{completion}"
 ROUTES = (
-    Route("POST", "/v1/chat/completions", create, "routed chat", ChatRequest, ChatCompletion, streams=True),
+    Route("POST /v1/chat/completions", create, "routed chat", ChatRequest, ChatCompletion, streams=True),
     Route(
-        "GET",
-        "/v1/chat/completions",
+        "GET /v1/chat/completions",
         list_stored,
         "completions stored with `store: true`; these five routes need the setting `store`",
         query=_LISTED,
     ),
-    Route("GET", _STORED, retrieve, "one stored completion"),
-    Route("POST", _STORED, update, "update its `metadata`", MetadataUpdate),
-    Route("DELETE", _STORED, delete, "delete it"),
-    Route("GET", f"{_STORED}/messages", list_messages, "messages of the request", query=PAGE_PARAMETERS),
+    Route(f"GET {_STORED}", retrieve, "one stored completion"),
+    Route(f"POST {_STORED}", update, "update its `metadata`", MetadataUpdate),
+    Route(f"DELETE {_STORED}", delete, "delete it"),
+    Route(f"GET {_STORED}/messages", list_messages, "messages of the request", query=PAGE_PARAMETERS),
 )

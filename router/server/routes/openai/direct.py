@@ -21,8 +21,7 @@ def _direct(handler: DirectHandler, read: BodyReader = read_json) -> Handler:
 
 
 COMPLETIONS = Route(
-    "POST",
-    "/v1/completions",
+    "POST /v1/completions",
     _direct(complete),
     "answer to a bare prompt, without gates: from the cloud if there is one; with `local`, from the device",
     CompletionRequest,
@@ -30,8 +29,7 @@ COMPLETIONS = Route(
     streams=True,
 )
 EMBEDDINGS = Route(
-    "POST",
-    "/v1/embeddings",
+    "POST /v1/embeddings",
     _direct(embed),
     "embeddings from the cloud if there is one; with `local`, the normalized hidden state of the last token",
     EmbeddingRequest,
@@ -39,7 +37,7 @@ EMBEDDINGS = Route(
 )
 _SUMMARY = "forwarded to a cloud that supports this endpoint; refused for `local` and private requests"
 PASSED_ON = tuple(
-    Route("POST", f"/v1/{path}", _direct(forwarder(path, what), read_any_model), _SUMMARY, kind, form=kind is None)
+    Route(f"POST /v1/{path}", _direct(forwarder(path, what), read_any_model), _SUMMARY, kind, form=kind is None)
     for path, what, kind in (
         ("moderations", "moderations", dict),
         ("rerank", "rankings", dict),

@@ -108,17 +108,15 @@ async def _encoded(context: RequestContext, model: str | None, work: Callable[[T
 
 ROUTES = (
     Route(
-        "POST",
-        "/tokenize",
+        "POST /tokenize",
         tokenize,
         "tokens of `prompt`, or of `messages` and `tools`, by the device's tokenizer, as in vLLM",
         TokenizeRequest,
         TokenizeResponse,
     ),
-    Route("POST", "/detokenize", detokenize, "text of `tokens`, as in vLLM", DetokenizeRequest, DetokenizeResponse),
+    Route("POST /detokenize", detokenize, "text of `tokens`, as in vLLM", DetokenizeRequest, DetokenizeResponse),
     Route(
-        "POST",
-        "/v1/chat/completions/input_tokens",
+        "POST /v1/chat/completions/input_tokens",
         input_tokens,
         "number of tokens of a chat, by the device's tokenizer, as in llama.cpp",
         ChatRequest,
