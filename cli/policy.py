@@ -220,7 +220,7 @@ class _Policy:
         from ..local_engine.model_identity import engine_version
         from ..model_files.identity import file_sha256
         from ..router.factory import local_identity
-        from ..router.gates.selection import other_weights
+        from ..router.gates.gates import other_weights
 
         identity, name = policy.local_model, policy.card.models["local"]
         if identity is None:
@@ -251,7 +251,7 @@ class _Policy:
         """
         from ..model_files.identity import SERVED
         from ..router.factory import local_server, served_model
-        from ..router.gates.selection import other_weights
+        from ..router.gates.gates import other_weights
 
         if local_server(self.config) is None:
             return None

@@ -21,15 +21,21 @@ from ..protocol.settings import config_file
 from .config import CloudTierConfig, RouterConfig
 from .feedback.collector import ExperienceCollector, pair_name
 from .gates.exploration import ExplorationGates
-from .gates.gates import NoPolicyGates, NoSignalGates, uncalibrated
-from .gates.selection import GateSelection, check_policy, load_gates
+from .gates.gates import GateSelection, NoPolicyGates, NoSignalGates, check_policy, load_gates, uncalibrated
 from .state import CloudCandidate, Tiers
 from .tiers.cloud import HttpCloudTier
 from .tiers.connection import CloudEndpoint
 from .tiers.interfaces import LocalTier
 from .tiers.local import EngineLocalTier, LoadBackoff
-from .tiers.local_server.address import ServerAddress, server_address
-from .tiers.local_server.tier import LocalServerModel, ServerLocalTier, find_model, open_client, open_server
+from .tiers.local_server.tier import (
+    LocalServerModel,
+    ServerAddress,
+    ServerLocalTier,
+    find_model,
+    open_client,
+    open_server,
+    server_address,
+)
 from .tiers.providers.registry import provider_of
 
 if TYPE_CHECKING:

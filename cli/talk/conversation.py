@@ -75,7 +75,7 @@ def introduction(config: RouterConfig) -> list[str]:
     Raises ConfigurationError if no model is configured.
     """
     from ...router.factory import check_configured
-    from ...router.tiers.local_server.address import server_address
+    from ...router.tiers.local_server.tier import server_address
 
     check_configured(config)
     if config.local != "pocket":

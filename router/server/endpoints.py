@@ -16,8 +16,8 @@ from .answers import AnswerService
 from .batches.run import Background, InteractiveRequests
 from .batches.service import BatchService
 from .page import assets, charts, device_models, overview, savings
-from .routes import message_batches, messages, models, ollama, openapi
-from .routes.openai import batches, chat_completions, conversations, direct, files, responses, tokens
+from .routes import message_batches, messages, ollama, openapi
+from .routes.openai import batches, chat_completions, conversations, files, responses, tokens
 from .routes.route import RequestContext, Route
 
 log = logging.getLogger("updraft.router")
@@ -26,15 +26,15 @@ log = logging.getLogger("updraft.router")
 ROUTES: tuple[Route, ...] = (
     *tokens.ROUTES,
     *chat_completions.ROUTES,
-    direct.COMPLETIONS,
+    tokens.COMPLETIONS,
     *responses.ROUTES,
     *conversations.ROUTES,
     *messages.ROUTES,
     *message_batches.ROUTES,
     *ollama.ROUTES,
-    direct.EMBEDDINGS,
-    *direct.PASSED_ON,
-    *(route for module in (files, batches, models, openapi) for route in module.ROUTES),
+    tokens.EMBEDDINGS,
+    *tokens.PASSED_ON,
+    *(route for module in (files, batches, openapi) for route in module.ROUTES),
     *(route for page in (assets, overview, savings, charts, device_models) for route in page.ROUTES),
 )
 _UNSUPPORTED = tuple(

@@ -21,10 +21,9 @@ from ...protocol.structured import ignored
 from ..request.json_narrowing import object_of
 from .answer_shapes import ContinuationVerdict, completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
-from .failures import CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
+from .failures import CloudCalls, CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
 from .interfaces import ChargedForwarding, CloudContent, Content
 from .providers.provider import ProviderCall, with_query
-from .retries import CloudCalls
 from .stream import HttpCloudStream
 
 log = logging.getLogger("updraft.router")

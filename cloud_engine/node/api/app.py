@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from ....protocol.decoding import read_object
 from ....protocol.dialects.messages_events import message_of
 from ....protocol.dialects.messages_request import read_count, read_message
-from ....protocol.decoding import read_object
 from ....protocol.embeddings import EmbeddingRequest, embedding_list, read_embedding
 from ....protocol.errors import InvalidRequestError, UpdraftError
 from ....protocol.http import prometheus, sse

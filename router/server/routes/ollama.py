@@ -26,7 +26,7 @@ from ....protocol.dialects.ollama_request import (
 )
 from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
-from ...responses.embeddings import embed as vectors
+from ...responses.direct import embed as vectors
 from ...responses.text_completion import complete
 from ...state import ModelNames
 from ...tiers.interfaces import ChatOnlyTier

@@ -20,12 +20,13 @@ from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.gates.gates import (
     ConfidenceGates,
     ConfidenceSignal,
+    GateSelection,
     NoPolicyGates,
     PolicyGates,
     check_quality,
     confidence_of,
+    load_gates,
 )
-from updraft.router.gates.selection import GateSelection, load_gates
 from updraft.router.tiers.interfaces import LocalAnswer
 
 MESSAGES = [Message(role="user", content="What is 2 + 2?")]

@@ -15,14 +15,17 @@ import msgspec
 from .....protocol.decoding import read_object
 from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import framed
-from .....protocol.dialects.responses_compaction import (
+from .....protocol.dialects.responses_events import (
+    ResponseEvents,
+    begun_response,
     compacted_response,
     compaction_by,
     read_compact_request,
     split_for_compaction,
+    streamed_response,
     summary_body,
+    whole_response,
 )
-from .....protocol.dialects.responses_events import ResponseEvents, begun_response, streamed_response, whole_response
 from .....protocol.dialects.responses_items import Item, items_of, since_compaction, with_own_ids
 from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
 from .....protocol.errors import InvalidRequestError, NotFoundError, UpdraftError, UpstreamError, invalid_value
