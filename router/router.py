@@ -27,6 +27,7 @@ from ..protocol.errors import (
     UpdraftError,
 )
 from ..protocol.http import prometheus, sse
+from ..protocol.http.lenient_json import tables
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.safety.names import check_models
 from ..protocol.structured import ignored
@@ -42,7 +43,6 @@ from .gates.exploration import ExplorationGates
 from .gates.rules import LatencyEstimates
 from .privacy.rules import PrivacyRules
 from .request.chat_request import RoutingRequest, caller_of, read_model, read_routing_request
-from .request.json_narrowing import tables
 from .responses import completion as answer
 from .responses.cache import AnswerCache, CachedCompletion, CacheSlot, answer_of, stream_of
 from .responses.direct import DirectCall, DirectHandler, DirectReply, direct_job

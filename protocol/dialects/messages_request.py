@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import msgspec
 
 from ..decoding import convert, prepare_types, read_object, unsupported
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..hints import Hints
-from ..http.lenient_json import object_of, objects_of
+from ..http.lenient_json import object_of, objects_of, tables
 from ..structured import TOOL_HINTS, tool_notes
 from .chat_chunks import content_of, message_of
 
@@ -52,9 +52,9 @@ def messages_of(messages: Sequence[Block], system: str | list[Block] | None) -> 
 def _blocks(content: Any, param: str) -> list[Block]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
-    if not isinstance(content, list) or not all(isinstance(block, dict) for block in cast("list[Any]", content)):
+    if (blocks := tables(content)) is None:
         raise invalid_value(param, "the content must be a string or a list of content blocks")
-    return cast("list[Block]", content)
+    return blocks
 
 
 def _user(blocks: list[Block], param: str) -> list[Block]:

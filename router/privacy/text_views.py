@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
+from ...protocol.http.lenient_json import rows, table, tables
 from ...protocol.unicode_forms import normalized
-from ..request.json_narrowing import rows, table, tables
 from .detectors import CARD_DIGITS
 from .escapes import ReadingBudget
 

@@ -15,6 +15,7 @@ from ...protocol.dialects.chat_chunks import restored
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError, invalid_value
 from ...protocol.hints import UNKNOWN
 from ...protocol.http.forwarding import NOTHING, Forwarding, forwarded
+from ...protocol.http.lenient_json import object_of, table, tables
 from ...protocol.http.wire import WireRequest
 from ...protocol.requests import (
     ChatRequest,
@@ -28,7 +29,6 @@ from ...protocol.requests import (
 from ...protocol.safety.names import check_names, check_spelling
 from ...protocol.structured import ignored
 from ...protocol.turns import whole_turns
-from .json_narrowing import object_of, table, tables
 
 #: Smallest values that any engine accepts. `_UNBOUNDED` has smaller values that some engines read as "no limit".
 _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}

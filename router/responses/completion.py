@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from ...protocol.errors import UpdraftError
 from ...protocol.http import sse
+from ...protocol.http.lenient_json import object_of, rows, tables
 from ...protocol.http.wire import WireResponse
 from ...protocol.responses import (
     AssistantMessage,
@@ -32,7 +33,6 @@ from ...text.detokenize import IncrementalDetokenizer
 from ...text.templates.reasoning import ReasoningSplitter
 from ..accounting.request_record import RequestRecord
 from ..cascade.cascade import Cascade
-from ..request.json_narrowing import object_of, rows, tables
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalTier, Token
 

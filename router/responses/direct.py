@@ -16,6 +16,7 @@ from ...protocol.dialects.multipart import FORM, read_upload
 from ...protocol.embeddings import embedding_list, read_embedding
 from ...protocol.errors import EngineError, InvalidRequestError, UnsupportedFeatureError, WrongTypeError
 from ...protocol.http.forwarding import forwarded
+from ...protocol.http.lenient_json import object_in
 from ...protocol.http.wire import WireRequest
 from ...protocol.prompts import Prompt
 from ...protocol.responses import MAX_TOKENS
@@ -35,7 +36,6 @@ from ..request.chat_request import (
     take_options,
     take_unknown_hints,
 )
-from ..request.json_narrowing import object_in
 from ..state import RouterState
 from ..tiers.cloud import json_content
 from ..tiers.failures import CloudFailure

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from ...accounting.reported_usage import ReportedUsage
 from ...protocol.dialects.chat_chunks import are_complete, index_of, text_of
 from ...protocol.embeddings import base64_of, vector_of
-from ...protocol.http.lenient_json import json_bytes, json_of
-from ..request.json_narrowing import object_in, object_of, rows, table, tables
+from ...protocol.http.lenient_json import json_bytes, json_of, object_in, object_of, rows, table, tables
 from .failures import invalid_answer
 from .providers.provider import Provider
 

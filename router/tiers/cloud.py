@@ -17,8 +17,8 @@ import msgspec
 from ...protocol.dialects.chat_chunks import without_order
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarding, NativeRequest, header_bytes
+from ...protocol.http.lenient_json import object_of
 from ...protocol.structured import ignored
-from ..request.json_narrowing import object_of
 from .answer_shapes import ContinuationVerdict, completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, open_client
 from .failures import CloudCalls, CloudFailure, invalid_answer, misconfigured, timed_out, unreachable

@@ -15,10 +15,9 @@ import httpx
 
 from ...accounting.breaker import Breaker, BreakerRules
 from ...protocol.errors import CloudUnreachableError, RequestTimeoutError, UpdraftError, UpstreamError
-from ...protocol.http.lenient_json import completed, error_in
+from ...protocol.http.lenient_json import completed, error_in, table
 from ...protocol.http.wire import close_body
 from ...protocol.safety.redaction import shown_url
-from ..request.json_narrowing import table
 from .interfaces import Book, Fallback
 
 #: Why the cloud gave no answer: it refused the request or the settings; it was unreachable, slow, busy or broken; its

@@ -12,8 +12,7 @@ import httpx
 
 from ...accounting.reported_usage import ReportedUsage
 from ...protocol.http import sse
-from ...protocol.http.lenient_json import json_bytes
-from ..request.json_narrowing import object_of, table, tables
+from ...protocol.http.lenient_json import json_bytes, object_of, table, tables
 from .answer_shapes import Continuation, ContinuationVerdict, StreamedChoices, has_content, is_piece
 from .connection import CloudEndpoint
 from .failures import cut, invalid_answer, timed_out
@@ -117,7 +116,7 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
             raise invalid_answer(self._url, "the stream has an event that is not an object")
         if self._translator is None:
             return [self._checked(payload, event)]
-        return [self._checked(json_bytes(chunk), chunk) for chunk in self._translator.read(event)]
+        return [self._checked(json_bytes(chunk), chunk) for chunk in self._translator(event)]
 
     def _checked(self, payload: bytes, event: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
         if event.get("choices") is None:  # a keep-alive event, or on some servers the usage

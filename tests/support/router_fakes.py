@@ -189,7 +189,6 @@ class ScriptedGates:
         return GateDecision(gate, escalate, f"gate {gate}", 0.9 if escalate else 0.1, 0.5)
 
 
-@dataclass
 class SlowRun:
     """Like `LocalRun`: nothing more comes after `close`."""
 
@@ -269,6 +268,7 @@ class SlowEngine:
         self.closed = True
 
 
+@dataclass
 class FakeCloud:
     """A real HTTP server. `mode`: behaviour from the next request on, such as `healthy`, `slow` or a status code."""
 

@@ -14,9 +14,8 @@ from ....accounting.reported_usage import ReportedUsage
 from ....protocol.dialects.chat_chunks import text_of
 from ....protocol.errors import UnsupportedFeatureError, UpdraftError, UpstreamError
 from ....protocol.http import sse
-from ....protocol.http.lenient_json import error_in, json_bytes, json_of
+from ....protocol.http.lenient_json import error_in, json_bytes, json_of, object_of, rows, tables
 from ....protocol.structured import CalledFunction, NamedTool, ToolUse
-from ...request.json_narrowing import object_of, rows, tables
 from ..answer_shapes import CallIndices, Continuation
 from ..interfaces import LocalAnswer, Token
 

@@ -19,12 +19,11 @@ import msgspec
 
 from ....model_files.identity import SERVED, ModelIdentity
 from ....protocol.errors import ConfigurationError, ModelLoadError, UnsupportedFeatureError, UpstreamError
-from ....protocol.http.lenient_json import error_in, json_of
+from ....protocol.http.lenient_json import error_in, json_of, object_of, tables
 from ....protocol.requests import Message
 from ....protocol.safety.redaction import shown_url
 from ....protocol.sampling import SamplingParams
 from ....protocol.structured import AnswerOptions, Constraint, ToolUse
-from ...request.json_narrowing import object_of, tables
 from ..interfaces import ChatOnlyTier
 from .generation import NONCHARACTER, TOP, AnswerForm, SeenVocabulary, ServerGeneration, failed, reported_in
 

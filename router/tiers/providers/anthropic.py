@@ -12,15 +12,15 @@ from typing import Any
 from ....protocol.dialects.chat_chunks import PAUSED, citations_of
 from ....protocol.dialects.messages_request import is_vendor_block
 from ....protocol.http.forwarding import NativeRequest
-from ...request.json_narrowing import object_of, table, tables
+from ....protocol.http.lenient_json import object_of, table, tables
 from .chat_fields import BLANK, ChatFields, Image, add_turn, with_user_turns
 from .provider import (
     Capabilities,
-    ChatEvents,
     ChunkMaker,
     ErrorCodes,
     Provider,
     ProviderCall,
+    Translator,
     arguments_of,
     tool_call,
     usage_of,
@@ -76,7 +76,7 @@ def signed_thoughts(blocks: Any) -> list[dict[str, Any]]:
     ]
 
 
-class MessageEvents(ChatEvents):
+class MessageEvents:
     """Translator of a message or of the events of its stream. Only one content block is open at a time."""
 
     def __init__(self) -> None:
@@ -229,8 +229,8 @@ class AnthropicProvider(Provider):
             sent.pop("context_management", None)  # needs a beta header
         return replace(call, body=sent, notes=tuple(dict.fromkeys(notes)))
 
-    def events(self) -> MessageEvents:
-        return MessageEvents()
+    def events(self) -> Translator:
+        return MessageEvents().read
 
 
 def _request(body: dict[str, Any], provider: Provider) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -11,17 +11,17 @@ from urllib.parse import quote
 import msgspec
 
 from ....protocol.dialects.chat_chunks import reasoning_of
+from ....protocol.http.lenient_json import object_in, object_of, table, tables
 from ....protocol.http.wire import new_id
-from ...request.json_narrowing import object_in, object_of, table, tables
 from ..failures import CloudFailure
 from .chat_fields import BLANK, ChatFields, EarlierCall, Image, add_turn, with_user_turns
 from .provider import (
     Capabilities,
-    ChatEvents,
     ChunkMaker,
     ErrorCodes,
     Provider,
     ProviderCall,
+    Translator,
     arguments_of,
     tool_call,
     usage_of,
@@ -78,8 +78,8 @@ class GeminiProvider(Provider):
         query = {**query, "alt": "sse"} if body.get("stream") else query
         return ProviderCall(with_query(f"models/{model}:{method}", query), *_request(body, self))
 
-    def events(self) -> ContentEvents:
-        return ContentEvents()
+    def events(self) -> Translator:
+        return ContentEvents().read
 
     def refused(self, url: str, status: int, headers: Mapping[str, str], raw: bytes) -> CloudFailure:
         """Return the failure, with the retry delay that Google reports in the error body."""
@@ -262,7 +262,7 @@ def _annotation(chunk: dict[str, Any], begin: int, end: int) -> dict[str, Any]:
     return {"type": "url_citation", "url_citation": {**cited, "start_index": begin, "end_index": end}}
 
 
-class ContentEvents(ChatEvents):
+class ContentEvents:
     """Translator of one answer. Each event of a stream is an answer object that contains only new parts."""
 
     def __init__(self) -> None:

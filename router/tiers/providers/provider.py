@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -18,12 +18,13 @@ from ....accounting.reported_usage import counted
 from ....protocol.dialects.chat_chunks import ChatChunks, order_of
 from ....protocol.errors import UnsupportedFeatureError
 from ....protocol.http.forwarding import NativeRequest
-from ....protocol.http.lenient_json import json_bytes, json_keeping, json_of
-from ...request.json_narrowing import object_in, table
+from ....protocol.http.lenient_json import json_bytes, json_keeping, json_of, object_in, table
 from ..failures import CloudFailure, refused, reported
 
 #: HTTP status of an error and OpenAI's code for the error, if there is one, by the provider's name of the error.
 ErrorCodes = Mapping[str, tuple[int, str | None]]
+#: Function that returns the chat completion chunks of an answer, or of an event of its stream; none for a keep-alive.
+Translator = Callable[[dict[str, Any]], list[dict[str, Any]]]
 #: Request fields that need a capability, keyed by the capability.
 _NEEDED = {
     "grammars": ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"),
@@ -125,14 +126,6 @@ class ProviderCall:
     notes: tuple[str, ...] = ()
 
 
-class ChatEvents(ABC):
-    """Translator of one answer: of the events of a stream, or of a whole answer."""
-
-    @abstractmethod
-    def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the chat completion chunks of an event or of a whole answer; none for a keep-alive."""
-
-
 class Provider(ABC):
     """API of a provider. One stateless instance serves all of its clouds."""
 
@@ -167,10 +160,10 @@ class Provider(ABC):
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a whole answer as a chat completion, by default with the translator of `events`."""
-        events = self.events()
-        return body if events is None else completion_of(events.read(body))
+        translate = self.events()
+        return body if translate is None else completion_of(translate(body))
 
-    def events(self) -> ChatEvents | None:
+    def events(self) -> Translator | None:
         """Return a translator of one answer, or None if answers are already completions and chunks."""
         return None
 
