@@ -10,8 +10,8 @@ from typing import Any
 
 from ..errors import UpstreamError
 from ..http.lenient_json import json_bytes, json_of, object_of, objects_of
+from ..http.sse import TranslatedBody
 from ..http.wire import WireResponse, anthropic_error
-from .bodies import TranslatedBody
 from .chat_chunks import (
     PAUSED,
     add_details,

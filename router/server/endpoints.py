@@ -15,8 +15,8 @@ from ..router import Router
 from .answers import AnswerService
 from .batches.run import Background, InteractiveRequests
 from .batches.service import BatchService
-from .page import assets, charts, device_models, overview, savings
-from .routes import message_batches, messages, ollama, openapi
+from .page import assets, device_models, overview, savings
+from .routes import messages, ollama, openapi
 from .routes.openai import batches, chat_completions, conversations, files, responses, tokens
 from .routes.route import RequestContext, Route
 
@@ -30,12 +30,11 @@ ROUTES: tuple[Route, ...] = (
     *responses.ROUTES,
     *conversations.ROUTES,
     *messages.ROUTES,
-    *message_batches.ROUTES,
     *ollama.ROUTES,
     tokens.EMBEDDINGS,
     *tokens.PASSED_ON,
     *(route for module in (files, batches, openapi) for route in module.ROUTES),
-    *(route for page in (assets, overview, savings, charts, device_models) for route in page.ROUTES),
+    *(route for page in (assets, overview, savings, device_models) for route in page.ROUTES),
 )
 _UNSUPPORTED = tuple(
     (re.compile(rf"(?:{methods}) {path}(?:/.*)?", re.DOTALL), instead)

@@ -20,11 +20,10 @@ from ...protocol.http.forwarding import NOTHING, Forwarding, NativeRequest, head
 from ...protocol.http.lenient_json import object_of
 from ...protocol.structured import ignored
 from .answer_shapes import ContinuationVerdict, completion_in, embeddings_in, models_in
-from .connection import LOCATION, CloudEndpoint, open_client
+from .connection import LOCATION, CloudEndpoint, HttpCloudStream, open_client
 from .failures import CloudCalls, CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
 from .interfaces import ChargedForwarding, CloudContent, Content
 from .providers.provider import ProviderCall, with_query
-from .stream import HttpCloudStream
 
 log = logging.getLogger("updraft.router")
 

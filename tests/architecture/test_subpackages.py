@@ -113,7 +113,7 @@ SUBPACKAGES = {
         "request",
     ],
     "router.server.routes": [
-        "message_batches messages models ollama openapi",
+        "messages ollama openapi",
         "openai",
         "route",
     ],
@@ -133,7 +133,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 82_583
+MAX_LINES = 82_536
 
 
 def modules() -> set[str]:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from ....protocol.decoding import read_object, unsupported
-from ....protocol.dialects.bodies import TranslatedBody
 from ....protocol.dialects.responses_events import (
     begun_response,
     compacted_response,
@@ -22,6 +21,7 @@ from ....protocol.dialects.responses_events import (
 from ....protocol.dialects.responses_items import Item, items_of
 from ....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
 from ....protocol.errors import InvalidRequestError
+from ....protocol.http.sse import TranslatedBody
 from ....protocol.http.wire import WireResponse
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from ....protocol.decoding import read_object
-from ....protocol.dialects.bodies import TranslatedBody
 from ....protocol.dialects.ollama_answers import CONTENT_TYPE, OllamaAnswer, embeddings_of, error_line, streamed_lines
 from ....protocol.dialects.ollama_request import (
     OllamaChat,
@@ -24,6 +23,7 @@ from ....protocol.dialects.ollama_request import (
     model_name,
     read_ollama_request,
 )
+from ....protocol.http.sse import TranslatedBody
 from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
 from ...responses.direct import embed as vectors

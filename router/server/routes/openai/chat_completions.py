@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from .....protocol.decoding import convert, decode, prepare_types, read_object, read_switches
-from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import ChatChunks
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.http import sse
 from .....protocol.http.lenient_json import json_bytes, json_of
+from .....protocol.http.sse import TranslatedBody
 from .....protocol.http.wire import WireResponse
 from .....protocol.requests import ChatRequest
 from .....protocol.responses import ChatCompletion

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from .....protocol.decoding import read_object
-from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import framed
 from .....protocol.dialects.responses_events import (
     ResponseEvents,
@@ -31,6 +30,7 @@ from .....protocol.dialects.responses_request import ResponsesRequest, chat_body
 from .....protocol.errors import InvalidRequestError, NotFoundError, UpdraftError, UpstreamError, invalid_value
 from .....protocol.http import sse
 from .....protocol.http.lenient_json import json_of
+from .....protocol.http.sse import TranslatedBody
 from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....responses import completion as answer
 from ....storage.answer_store import StoredAnswer
