@@ -137,7 +137,7 @@ class Cascade:
         if self._plan.tiers == "both":  # `begin` may sample the request, which then needs time for both tiers
             self._gates = self.gates.begin()
         messages, quality = self.chat.messages, self.job.quality
-        decision = await self.read(lambda: self.gates.before(messages, quality))
+        decision = await self.read(lambda: self.gates.judge(1, messages, LocalAnswer(), quality))
         if self._plan.tiers == "one":
             decision = replace(decision, reason=f"{decision.reason}; {self._plan.reason}")
             self.ruling = self.ruling if decision.escalate else Ruling(True, False, self._plan.reason)
@@ -394,7 +394,7 @@ class Cascade:
             return GateDecision(3, escalate=True, reason="the device gave an empty answer")
         if (answer.finish_reason, answer.stop_reason) == ("length", "repetition_detected"):
             return GateDecision(3, escalate=True, reason="the device's answer repeated itself")
-        decision = self.gates.after(self.chat.messages, answer, self.job.quality)
+        decision = self.gates.judge(3, self.chat.messages, answer, self.job.quality)
         if decision.exploration_chance and not self._is_graded_anyway(answer, decision):
             decision = replace(decision, propensity=decision.exploration_chance)
         return decision
@@ -410,7 +410,7 @@ class Cascade:
             return False
         if self.chat.sampling().max_tokens == at:  # the answer ends at this token anyway, so only gate 3 judges it
             return False
-        decision = await self.read(lambda: self.gates.during(self.chat.messages, answer, self.job.quality), answer)
+        decision = await self.read(lambda: self.gates.judge(2, self.chat.messages, answer, self.job.quality), answer)
         if decision.escalate or self._hold is not None:
             self.decide(decision)
         else:

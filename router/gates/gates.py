@@ -73,20 +73,16 @@ class Gates(Protocol):
         """Return the gates for one request, which exploration may sample at random."""
         return self
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision: ...
+    def judge(self, gate: int, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
+        """Decide whether to escalate. Gate 1 judges from the question, gate 2 from the first or latest `tokens` tokens
+        whether the answer has gone wrong, and gate 3 from the whole answer whether it is good enough."""
+        ...
+
     def read_ahead(self, messages: Sequence[Message]) -> None:
         """Precompute gate 3's features of the question, while the local model is busy."""
 
     def read_lines(self, answer: str) -> None:
         """Precompute gate 3's features of the complete lines in an unfinished answer."""
-
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        """Judge from the first or latest `tokens` tokens whether the answer has gone wrong and must escalate."""
-        ...
-
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        """Judge from the whole answer whether it is good enough."""
-        ...
 
 
 # Name of each confidence signal in the reason of a decision.
@@ -95,6 +91,7 @@ _CONFIDENCES: dict[ConfidenceSignal, str] = {
     "entropy": "confidence by entropy",
     "margin": "confidence by margin",
 }
+_MOMENTS = {1: "before generation", 2: "while generating", 3: "after generation"}  # by gate
 _QUALITIES = 10_000  # quality targets are rounded up to multiples of 1 / _QUALITIES
 
 
@@ -120,13 +117,21 @@ class PolicyGates(Gates):
     def check(self, quality: float | None) -> None:
         self._at(quality)
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
+    def judge(self, gate: int, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         from ...classifier.features.gate_inputs import PromptView
 
-        if (unknown := self.policy.calibrated_on.lacks(messages)) is not None:
-            return GateDecision(1, escalate=True, reason=f"{self._caveat}the policy was not calibrated on {unknown}")
-        p_gain = float(self.policy.before(PromptView.of(messages)))
-        return self._against(1, f"before generation{self._promised(quality)}", p_gain, self._at(quality).before)
+        if gate == 1:
+            if (unknown := self.policy.calibrated_on.lacks(messages)) is not None:
+                reason = f"{self._caveat}the policy was not calibrated on {unknown}"
+                return GateDecision(1, escalate=True, reason=reason)
+            p_gain = self.policy.before(PromptView.of(messages))
+        elif gate == 2:
+            p_gain = self.policy.during(run_view(messages, answer, answer.signals[-self.tokens :]))
+        else:
+            p_gain = self.policy.after(run_view(messages, answer, answer.signals))
+        at = self._at(quality)
+        threshold = {1: at.before, 2: at.during, 3: at.after}[gate]
+        return self._against(gate, f"{_MOMENTS[gate]}{self._promised(quality)}", float(p_gain), threshold)
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         from ...classifier.features.gate_inputs import PromptView
@@ -135,15 +140,6 @@ class PolicyGates(Gates):
 
     def read_lines(self, answer: str) -> None:
         self.policy.read_lines(answer)
-
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        window = answer.signals[-self.tokens :]
-        p_gain = float(self.policy.during(run_view(messages, answer, window)))
-        return self._against(2, f"while generating{self._promised(quality)}", p_gain, self._at(quality).during)
-
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        p_gain = float(self.policy.after(run_view(messages, answer, answer.signals)))
-        return self._against(3, f"after generation{self._promised(quality)}", p_gain, self._at(quality).after)
 
     def _at(self, quality: float | None) -> Thresholds:
         if quality is not None:  # round up, so that the number of cached targets is bounded
@@ -197,26 +193,17 @@ class ConfidenceGates(Gates):
         self._confidence = confidence
         self._by: ConfidenceSignal = by
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
-        return GateDecision(1, escalate=False, reason="uncalibrated: confidence in the device's answer decides")
-
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
-        return self._judge(2, "while generating", answer.signals[-self.tokens :], self._confidence / 2)
-
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
-        return self._judge(3, "after generation", answer.signals, self._confidence)
-
-    def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> GateDecision:
+    def judge(self, gate: int, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
+        if gate == 1:
+            return GateDecision(1, escalate=False, reason="uncalibrated: confidence in the device's answer decides")
+        signals, least = answer.signals, self._confidence
+        if gate == 2:
+            signals, least = signals[-self.tokens :], least / 2
         confidence = confidence_of(signals, self._by)
         escalate = not confidence >= least  # a confidence of NaN escalates
-        sign = "below" if escalate else "reaches"
-        return GateDecision(
-            gate,
-            escalate,
-            f"uncalibrated: {_CONFIDENCES[self._by]} {confidence:.2f} {sign} threshold {least:.2f} {moment}",
-            threshold=least,
-            confidence=confidence,
-        )
+        compared = f"{confidence:.2f} {'below' if escalate else 'reaches'} threshold {least:.2f}"
+        reason = f"uncalibrated: {_CONFIDENCES[self._by]} {compared} {_MOMENTS[gate]}"
+        return GateDecision(gate, escalate, reason, threshold=least, confidence=confidence)
 
 
 class NoPolicyGates(Gates):
@@ -225,14 +212,8 @@ class NoPolicyGates(Gates):
     tokens = 2**31
     _why = "no policy is calibrated for this pair of models: run `updraft calibrate`"
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
-        return GateDecision(1, escalate=True, reason=self._why)
-
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
-        return GateDecision(2, escalate=True, reason=self._why)
-
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
-        return GateDecision(3, escalate=True, reason=self._why)
+    def judge(self, gate: int, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
+        return GateDecision(gate, escalate=True, reason=self._why)
 
 
 class NoSignalGates(NoPolicyGates):

@@ -157,7 +157,7 @@ async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
     if spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
         return False
     messages, quality = cascade.chat.messages, cascade.job.quality
-    decision = await cascade.read(lambda: cascade.gates.during(messages, answer, quality), answer)
+    decision = await cascade.read(lambda: cascade.gates.judge(2, messages, answer, quality), answer)
     if decision.escalate:
         cascade.record.decide(decision)
     else:
@@ -168,7 +168,7 @@ async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
 async def _judge_streamed(cascade: Cascade, answer: LocalAnswer) -> None:
     """Apply gate 3 to text that was already streamed. The text cannot be recalled, so the decision is only recorded."""
     messages, quality = cascade.chat.messages, cascade.job.quality
-    decision = await cascade.read(lambda: cascade.gates.after(messages, answer, quality), answer)
+    decision = await cascade.read(lambda: cascade.gates.judge(3, messages, answer, quality), answer)
     if decision.escalate:
         reason = f"{decision.reason}; the answer stands, since it was already streamed"
         decision = replace(decision, escalate=False, reason=reason, propensity=None)

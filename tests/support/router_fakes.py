@@ -170,20 +170,15 @@ class ScriptedGates:
     def __init__(self, *, before: bool = False, during_at: int | None = None, after: bool = False) -> None:
         self._before, self._during_at, self._after = before, during_at, after
 
-    def before(self, messages: Any, quality: float | None) -> GateDecision:
-        return self._verdict(1, self._before)
-
     def read_ahead(self, messages: Any) -> None:
         pass
 
     def read_lines(self, answer: str) -> None:
         pass
 
-    def during(self, messages: Any, answer: LocalAnswer, quality: float | None) -> GateDecision:
-        return self._verdict(2, self._during_at is not None and len(answer.tokens) >= self._during_at)
-
-    def after(self, messages: Any, answer: LocalAnswer, quality: float | None) -> GateDecision:
-        return self._verdict(3, self._after)
+    def judge(self, gate: int, messages: Any, answer: LocalAnswer, quality: float | None) -> GateDecision:
+        collapsed = self._during_at is not None and len(answer.tokens) >= self._during_at
+        return self._verdict(gate, {1: self._before, 2: collapsed, 3: self._after}[gate])
 
     def _verdict(self, gate: int, escalate: bool) -> GateDecision:
         return GateDecision(gate, escalate, f"gate {gate}", 0.9 if escalate else 0.1, 0.5)
