@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 from markdown_it import MarkdownIt
 
-from ....protocol.decoding import decode, prepare_types
+from ....protocol.decoding import decode
 from ....protocol.errors import NotFoundError
 from ....protocol.http.wire import WireResponse, off_event_loop
 from ..routes.route import RequestContext, Route
@@ -57,9 +57,6 @@ class RenderedText(msgspec.Struct):
     """The text as HTML, without any raw HTML tags or images of the model."""
 
     html: str
-
-
-prepare_types(MarkdownText)
 
 
 @cache

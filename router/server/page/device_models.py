@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ....protocol.decoding import decode, prepare_types, read_object
+from ....protocol.decoding import decode, read_object
 from ....protocol.dialects.ollama_answers import CONTENT_TYPE, pull_line
 from ....protocol.dialects.ollama_request import OllamaPull, read_ollama_request
 from ....protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
@@ -72,9 +72,6 @@ class RemovedModel(msgspec.Struct):
     name: str
     # Disk space freed, in bytes.
     freed: int
-
-
-prepare_types(PullRequest, MemoryRequest)
 
 
 async def list_models(context: RequestContext) -> WireResponse:

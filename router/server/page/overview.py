@@ -15,7 +15,7 @@ import msgspec
 from ....classifier.calibration.drift_report import DriftReport
 from ....classifier.optional_imports import load_module
 from ....classifier.target import Target
-from ....protocol.decoding import decode, prepare_types
+from ....protocol.decoding import decode
 from ....protocol.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from ....protocol.http.wire import WireResponse
 from ....protocol.requests import ChatRequest
@@ -58,9 +58,6 @@ class TargetRequest(msgspec.Struct, forbid_unknown_fields=True):
     """New quality target of all requests, until the settings are reloaded."""
 
     quality: Annotated[float, msgspec.Meta(gt=0, le=1)]
-
-
-prepare_types(TargetRequest)
 
 
 class CurvePoint(msgspec.Struct):

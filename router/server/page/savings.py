@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from ....accounting.budget import DAY_S
-from ....protocol.decoding import decode, prepare_types
+from ....protocol.decoding import decode
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.wire import WireResponse
 from ...accounting.explanation import Explanation, FeedbackNote, explanation_of
@@ -131,9 +131,6 @@ class Feedback(msgspec.Struct, forbid_unknown_fields=True):
     """Body of a feedback request."""
 
     thumb: Literal["up", "down"]
-
-
-prepare_types(Feedback)
 
 
 async def why(context: RequestContext) -> WireResponse:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET
 
 from ....accounting.budget import DAY_S
-from ....protocol.decoding import convert, prepare_types, read_object
+from ....protocol.decoding import convert, read_object
 from ....protocol.dialects.messages_events import message_of
 from ....protocol.dialects.messages_request import MessagesRequest, chat_body, read_count, read_messages_request
 from ....protocol.errors import InvalidRequestError, invalid_value
@@ -66,9 +66,6 @@ class MessageBatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Body of a request to create a batch: objects with a `custom_id` and the `params` of a message."""
 
     requests: list[dict[str, Any]]
-
-
-prepare_types(MessageBatchRequest)
 
 
 async def create(context: RequestContext) -> WireResponse:

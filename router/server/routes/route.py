@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
 
+from ....protocol.decoding import prepare_types
 from ....protocol.errors import InvalidRequestError, NotFoundError
 from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse
@@ -56,7 +57,7 @@ class Route:
     handler: Handler
     # One line for the generated reference.
     summary: str
-    # Structs of the request body and of the answer, if any.
+    # Structs of the request body, whose type is prepared at import (see `prepare_types`), and of the answer, if any.
     request_type: type | None = None
     response_type: type | None = None
     # Whether the answer may be streamed, as server-sent events or (in Ollama's API) as lines.
@@ -74,6 +75,8 @@ class Route:
         method, _, path = self.target.partition(" ")
         for name, value in (("method", method), ("path", path), ("_pattern", _pattern(path))):
             object.__setattr__(self, name, value)
+        if self.request_type is not None:
+            prepare_types(self.request_type)
 
     def match(self, path: str) -> Mapping[str, str] | None:
         """Return the values of the placeholders if `path` matches, else None."""

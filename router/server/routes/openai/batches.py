@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from .....accounting.budget import DAY_S
-from .....protocol.decoding import decode, prepare_types
+from .....protocol.decoding import decode
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.errors import InvalidRequestError
 from .....protocol.http.wire import WireResponse, new_id
@@ -40,9 +40,6 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     completion_window: str
     metadata: dict[str, str] | None = None
     output_expires_after: ExpiresAfter | None = None
-
-
-prepare_types(BatchRequest)
 
 
 def check_key(context: RequestContext) -> None:

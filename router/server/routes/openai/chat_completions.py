@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from .....protocol.decoding import convert, decode, prepare_types, read_object, read_switches
+from .....protocol.decoding import convert, decode, read_object, read_switches
 from .....protocol.dialects.chat_chunks import ChatChunks
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.http import sse
@@ -30,9 +30,6 @@ class MetadataUpdate(msgspec.Struct, forbid_unknown_fields=True):
     """Body of a metadata update."""
 
     metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-
-
-prepare_types(MetadataUpdate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from .....protocol.decoding import decode, prepare_types
+from .....protocol.decoding import decode
 from .....protocol.dialects.responses_items import Item, is_vendor_item, items_of
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.errors import UnsupportedFeatureError
@@ -27,9 +27,6 @@ class ConversationRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     items: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
     metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-
-
-prepare_types(ConversationRequest)
 
 
 async def extend(context: RequestContext, conversation_id: str, items: Sequence[Item]) -> None:
