@@ -90,9 +90,9 @@ class StoreDatabase(Database):
         conditions, values = " AND ".join(where), [*where.values()]
         if wanted.after is not None:
             _, _, table = select.rpartition(" ")
-            found = self.rows(f"SELECT position FROM {table} WHERE {conditions} AND id = ?", *values, wanted.after)
+            positions = self.rows(f"SELECT position FROM {table} WHERE {conditions} AND id = ?", *values, wanted.after)
             conditions += f" AND position {'<' if wanted.newest_first else '>'} ?"
-            values.append(only(found, wanted.after)[0])
+            values.append(only(positions, wanted.after)[0])
         for condition, *given in filters:
             conditions += f" AND {condition}"
             values += given
