@@ -119,7 +119,7 @@ def _named(answer: str | None, asks: bool, question: str, default: str) -> str |
 def _installed(local: str | None, *, yes: bool) -> str | None:
     """Return the value of the setting `local` for this model. Download the model if it is on a hub or index."""
     from ..local_engine.store.library import Library
-    from ..router.tiers.local_server.address import server_address
+    from ..router.tiers.local_server.tier import server_address
     from .models.names import resolve
 
     if local is None or local == "pocket" or server_address(local) is not None:

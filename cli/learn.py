@@ -115,8 +115,7 @@ def feedback(
 
 
 def _noted_in_ledger(path: Path | None, request_id: str, *, up: bool) -> bool:
-    from ..router.accounting.ledger import Ledger
-    from ..router.accounting.ledger_writer import collect_rows
+    from ..router.accounting.ledger import Ledger, collect_rows
 
     if path is None or not has_file(path):
         return False

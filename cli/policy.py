@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..protocol.errors import ConfigurationError, NotFoundError, UpdraftError
-from ..protocol.safety.terminal_text import printable
+from ..protocol.safety.redaction import printable
 from .doctor.findings import Check
 from .shared import json_output, options, output
 from .shared.command_line import CommandLine
@@ -220,7 +220,7 @@ class _Policy:
         from ..local_engine.model_identity import engine_version
         from ..model_files.identity import file_sha256
         from ..router.factory import local_identity
-        from ..router.gates.selection import other_weights
+        from ..router.gates.gates import other_weights
 
         identity, name = policy.local_model, policy.card.models["local"]
         if identity is None:
@@ -251,7 +251,7 @@ class _Policy:
         """
         from ..model_files.identity import SERVED
         from ..router.factory import local_server, served_model
-        from ..router.gates.selection import other_weights
+        from ..router.gates.gates import other_weights
 
         if local_server(self.config) is None:
             return None

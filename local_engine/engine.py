@@ -21,7 +21,7 @@ from ..model_files.sampling_defaults import gguf_sampling
 from ..protocol.errors import ContextLengthError, InvalidRequestError, ModelLoadError
 from ..protocol.prompts import Prompt
 from ..protocol.requests import Message
-from ..protocol.safety.terminal_text import printable
+from ..protocol.safety.redaction import printable
 from ..protocol.sampling import SamplingParams
 from ..protocol.structured import AnswerOptions, Constraint, RenderOptions
 from ..text.chat import ChatPrompt, ChatTemplate, encoding_runs, special_pattern

@@ -21,7 +21,7 @@ from ..model_files.gguf_reader import read_model_header
 from ..protocol.decoding import prepare_types
 from ..protocol.errors import InvalidRequestError, ModelLoadError, UpdraftError
 from ..protocol.requests import Message
-from ..protocol.safety.terminal_text import printable
+from ..protocol.safety.redaction import printable
 from ..protocol.sampling import SamplingParams
 from ..text.templates.renderer import LIMIT_CODE
 from .llama.build import build_key

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .decoding import convert, prepare_types, read_object
+from .decoding import convert, prepare_types
 from .errors import UnsupportedFeatureError
 from .hints import Hints
 from .prompts import Prompt, WirePrompts, prompts_of
@@ -52,11 +52,6 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     data: list[Embedding]
     usage: EmbeddingUsage
     object: Literal["list"] = "list"
-
-
-def parse_embedding(body: bytes) -> EmbeddingRequest:
-    """Decode and check a request body. Raises InvalidRequestError or UnsupportedFeatureError."""
-    return read_embedding(read_object(body))
 
 
 def read_embedding(fields: Mapping[str, Any]) -> EmbeddingRequest:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from .decoding import convert, prepare_types, read_object, unsupported
+from .decoding import convert, prepare_types, unsupported
 from .errors import InvalidRequestError, UnsupportedFeatureError, invalid_field, invalid_value
 from .hints import SWITCHES, Hints, member
 from .prompts import Prompt, WirePrompts, prompts_of
@@ -281,11 +281,6 @@ class CompletionRequest(_CommonFields, kw_only=True):
 prepare_types(ChatRequest, CompletionRequest)
 
 
-def parse_chat(body: bytes) -> ChatRequest:
-    """Decode and check a chat request. Raises only InvalidRequestError and its subclasses."""
-    return read_chat(read_object(body))
-
-
 def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
     """Check a decoded chat request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(function_tools(whole_turns(fields, has_custom_tools=False)), ChatRequest)
@@ -309,11 +304,6 @@ def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
         raise unsupported("output_config.format")
     _check_shared(request)
     return request
-
-
-def parse_completion(body: bytes) -> CompletionRequest:
-    """Decode and check a text completion request. Raises InvalidRequestError or UnsupportedFeatureError."""
-    return read_completion(read_object(body))
 
 
 def read_completion(fields: Mapping[str, Any]) -> CompletionRequest:

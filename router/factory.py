@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -20,17 +21,21 @@ from ..protocol.settings import config_file
 from .config import CloudTierConfig, RouterConfig
 from .feedback.collector import ExperienceCollector, pair_name
 from .gates.exploration import ExplorationGates
-from .gates.gates import NoPolicyGates, NoSignalGates, uncalibrated
-from .gates.selection import GateSelection, check_policy, load_gates
+from .gates.gates import GateSelection, NoPolicyGates, NoSignalGates, check_policy, load_gates, uncalibrated
 from .state import CloudCandidate, Tiers
 from .tiers.cloud import HttpCloudTier
 from .tiers.connection import CloudEndpoint
-from .tiers.idle import UnloadingLocalTier
 from .tiers.interfaces import LocalTier
-from .tiers.load_backoff import LoadBackoff
-from .tiers.local import EngineLocalTier
-from .tiers.local_server.address import ServerAddress, server_address
-from .tiers.local_server.tier import LocalServerModel, ServerLocalTier, find_model, open_client, open_server
+from .tiers.local import EngineLocalTier, LoadBackoff
+from .tiers.local_server.tier import (
+    LocalServerModel,
+    ServerAddress,
+    ServerLocalTier,
+    find_model,
+    open_client,
+    open_server,
+    server_address,
+)
 from .tiers.providers.registry import provider_of
 
 if TYPE_CHECKING:
@@ -172,9 +177,6 @@ async def with_local(config: RouterConfig, tiers: Tiers, timeout_s: float | None
     except BaseException:
         await tier.aclose()
         raise
-    if isinstance(tier, EngineLocalTier):
-        load = lambda: EngineLocalTier(open_local(config))  # noqa: E731
-        tier = UnloadingLocalTier(tier, load, config.local_idle_s, load_backoff(config))
     return replace(tiers, local=tier, gates=gates, local_missing=None)
 
 
@@ -194,7 +196,8 @@ async def open_local_tier(config: RouterConfig, timeout_s: float | None = None) 
     """Open the local model, on its server or in this process. Raises the errors of `open_local`."""
     address = local_server(config)
     if address is None:
-        return EngineLocalTier(await asyncio.to_thread(open_local, config))
+        engine, load = await asyncio.to_thread(open_local, config), partial(open_local, config)
+        return EngineLocalTier(engine, load, config.local_idle_s, load_backoff(config))
     try:
         async with asyncio.timeout(timeout_s):
             return await open_server(address, config.local_max_tokens)
@@ -226,7 +229,7 @@ def served_model(config: RouterConfig) -> LocalServerModel | None:
 def load_gates_of(config: RouterConfig, local: LocalTier) -> ExplorationGates:
     """Load the gates of a local tier. Raises ConfigurationError for a target without the log-probabilities it needs."""
     if not isinstance(local, ServerLocalTier):
-        size = local.hidden_size if isinstance(local, EngineLocalTier | UnloadingLocalTier) else None
+        size = local.hidden_size if isinstance(local, EngineLocalTier) else None
         return load_learning_gates(config, local.model_id, hidden_size=size)
     if local.has_signals:
         return load_learning_gates(config, local.model_id, lambda: local.identity, hidden_size=0)

@@ -16,7 +16,7 @@ import msgspec
 
 from ..accounting.budget import DAY_S
 from ..accounting.ledger.writer import FLUSH_S
-from ..protocol.dialects.opaque_state import OPAQUE
+from ..protocol.dialects.chat_chunks import OPAQUE
 from ..protocol.errors import (
     ConfigurationError,
     EngineError,
@@ -27,31 +27,27 @@ from ..protocol.errors import (
     UpdraftError,
 )
 from ..protocol.http import prometheus, sse
+from ..protocol.http.lenient_json import tables
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.safety.names import check_models
 from ..protocol.structured import ignored
 from ..protocol.telemetry.tracing import Tracer
 from .accounting.budget import SCOPES, Budget, InFlight
-from .accounting.ledger import Ledger, LedgerRow
-from .accounting.ledger_writer import RequestWriter
+from .accounting.ledger import Ledger, LedgerRow, RequestWriter
 from .accounting.request_record import RequestRecord
 from .cascade.cascade import Cascade, CloudReply, LocalReply, Reply
 from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
 from .factory import check_aliases, check_startable, load_backoff, load_gates_of, load_learner, load_tiers, with_local
 from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
-from .gates.deadline import LatencyEstimates
 from .gates.exploration import ExplorationGates
-from .model_names import ModelNames
+from .gates.rules import LatencyEstimates
 from .privacy.rules import PrivacyRules
-from .request.caller import caller_of
-from .request.chat_request import RoutingRequest, read_model, read_routing_request
-from .request.json_narrowing import tables
-from .responses import cloud_reasoning
+from .request.chat_request import RoutingRequest, caller_of, read_model, read_routing_request
 from .responses import completion as answer
 from .responses.cache import AnswerCache, CachedCompletion, CacheSlot, answer_of, stream_of
 from .responses.direct import DirectCall, DirectHandler, DirectReply, direct_job
-from .responses.stream_body import StreamBody, events_of
-from .state import RouterState, Tiers
+from .responses.streaming import StreamBody, events_of
+from .state import ModelNames, RouterState, Tiers
 from .tiers.failures import CloudFailure
 from .tiers.interfaces import CloudContent
 
@@ -399,7 +395,7 @@ class Router:
     def _respond(self, cascade: Cascade, reply: Reply, slot: CacheSlot | None) -> WireResponse:
         record = cascade.record
         if isinstance(reply, CloudReply) and self.config.cloud_reasoning_tags:
-            reply = CloudReply(cloud_reasoning.whole(reply.completion))
+            reply = CloudReply(answer.without_reasoning_tags(reply.completion))
         if cascade.job.stream:
             events = events_of(cascade, reply)
             return self._stream(record, cascade, events if slot is None else slot.keep_stream(events, record))

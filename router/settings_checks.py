@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import get_args
 
 from ..protocol.errors import ConfigurationError, InvalidRequestError, StorageError
+from ..protocol.safety.database import SharedFile, tables
 from ..protocol.safety.private_files import has_file
-from ..protocol.safety.shared_file import SharedFile
-from ..protocol.sqlite import tables
 from .accounting.ledger import Ledger
 from .config import RouterConfig
 from .factory import check_startable, endpoint_of, has_model_file, model_file, options_of, tier_endpoint

@@ -16,11 +16,11 @@ from ..accounting.prices import Price
 from ..classifier.policy.folders import experience_file
 from ..protocol import settings
 from ..protocol.errors import ConfigurationError
+from ..protocol.http.lenient_json import object_of, rows, table
 from ..protocol.safety.private_files import has_file, restrict_to_owner
 from ..protocol.safety.system import is_changeable_by_others
 from ..protocol.validation_messages import plain_words
 from .config import OF_CLOUD_URL, TARGETS, CloudTierConfig, RouterConfig
-from .request.json_narrowing import object_of, rows, table
 
 _KNOWN = tuple(item.name for item in fields(RouterConfig))
 _HINTS: dict[str, Any] = get_type_hints(RouterConfig)

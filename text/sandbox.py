@@ -12,8 +12,7 @@ import struct
 import sys
 from typing import IO
 
-from ..protocol.safety.python_process import module_path
-from ..protocol.safety.system import disable_core_files
+from ..protocol.safety.system import disable_core_files, module_path
 
 LENGTH = struct.Struct("!I")
 # Environment variables that Python and native modules need; TZ is for templates that print a date.

@@ -9,9 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError, StorageError
-from ...protocol.safety.database import Database
-from ...protocol.safety.shared_file import SharedFile
-from ...protocol.sqlite import columns, transaction
+from ...protocol.safety.database import Database, SharedFile, columns, transaction
 from .table import LedgerTable, Table
 
 _SIGNATURE = {"id", "model", "status", "latency_ms"}  # columns present in every format

@@ -19,7 +19,7 @@ from struct import Struct
 
 from ...protocol.decoding import UNREADABLE
 from ...protocol.errors import DiskSpaceError, StorageError
-from ...protocol.safety.forks import FORKS
+from ...protocol.safety.database import FORKS
 from ...protocol.safety.private_files import private_file
 from ...protocol.safety.system import reserve_blocks
 from .table import BookedRow, LedgerTable

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from ...protocol.errors import ConfigurationError, DiskSpaceError
-from ...protocol.sqlite import transaction
+from ...protocol.safety.database import transaction
 from .files import open_database
 from .intents import IntentFile, WorkerIntents
 from .table import BookedRow, LedgerTable, Values

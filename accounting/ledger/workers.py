@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 
 from ...protocol.errors import StorageError
-from ...protocol.safety.forks import FORKS
+from ...protocol.safety.database import FORKS
 from ...protocol.safety.private_files import private_file
 from ...protocol.safety.system import try_lock
 

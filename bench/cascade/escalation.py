@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -16,12 +16,10 @@ from ...protocol.errors import EngineError
 from ...protocol.http.forwarding import NOTHING, Forwarding
 from ...protocol.http.wire import WireRequest
 from ...router.config import RouterConfig
-from ...router.factory import load_tiers
+from ...router.factory import endpoint_of, load_tiers
 from ...router.router import Router
-from ...router.tiers.interfaces import CloudStream, CloudTier
-
-if TYPE_CHECKING:
-    from ...router.state import Tiers
+from ...router.tiers.cloud import HttpCloudTier
+from ...router.tiers.connection import CloudEndpoint
 
 Say = Callable[[str], None]
 _ARMS = ("draft", "none", "useless")
@@ -51,17 +49,16 @@ class EscalationFigures:
         return len({one.text for arm in self.questions.values() for one in arm}) == 1
 
 
-class ComparisonTier:
+class ComparisonTier(HttpCloudTier):
     """A cloud tier that repeats requests with a draft, once per arm and round, and returns the last reply.
 
     Arm `useless` sends the reversed draft. Every request has its own cache salt, so that no prefix cache is hit.
     """
 
-    continues = False  # the tier never continues a partial answer
-
-    def __init__(self, cloud: CloudTier, rounds: int) -> None:
+    def __init__(self, endpoint: CloudEndpoint, rounds: int) -> None:
+        super().__init__(endpoint)
+        self.continues = False
         self.escalations: list[EscalationFigures] = []
-        self._cloud = cloud
         self._rounds = rounds
         self._sent = 0
 
@@ -69,7 +66,7 @@ class ComparisonTier:
         self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING
     ) -> dict[str, Any]:
         if "prediction" not in body:
-            return await self._cloud.complete(path, body, timeout_s=timeout_s, forwarded=forwarded)
+            return await super().complete(path, body, timeout_s=timeout_s, forwarded=forwarded)
         escalation, answer = EscalationFigures(), {}
         for turn in range(self._rounds):
             for place in range(len(_ARMS)):
@@ -77,7 +74,7 @@ class ComparisonTier:
                 self._sent += 1
                 sent = {**_arm_body(arm, body), "cache_salt": str(self._sent)}
                 began = time.perf_counter()
-                answer = await self._cloud.complete(path, sent, timeout_s=timeout_s, forwarded=forwarded)
+                answer = await super().complete(path, sent, timeout_s=timeout_s, forwarded=forwarded)
                 took = time.perf_counter() - began
                 text = answer["choices"][0]["message"]["content"] or ""
                 usage = ReportedUsage.of(answer) or ReportedUsage()
@@ -85,28 +82,11 @@ class ComparisonTier:
         self.escalations.append(escalation)
         return answer
 
-    async def open(
-        self,
-        path: str,
-        body: dict[str, Any],
-        *,
-        timeout_s: float,
-        begun: str | None = None,
-        forwarded: Forwarding = NOTHING,
-    ) -> CloudStream:
-        return await self._cloud.open(path, body, timeout_s=timeout_s, begun=begun, forwarded=forwarded)
-
-    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING) -> dict[str, Any]:
-        return await self._cloud.embed(body, timeout_s=timeout_s, forwarded=forwarded)
-
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:  # noqa: ARG002
         return True
 
     def refuse_drafts(self) -> None:
         """Do nothing: drafts stay enabled during the measurement."""
-
-    async def aclose(self) -> None:
-        await self._cloud.aclose()
 
 
 async def measure(config: RouterConfig, questions: Sequence[Question], rounds: int, say: Say) -> dict[str, float]:
@@ -114,10 +94,10 @@ async def measure(config: RouterConfig, questions: Sequence[Question], rounds: i
 
     Raises EngineError if no question was escalated with a draft.
     """
-    tiers: Tiers = await load_tiers(config)
-    if tiers.cloud is None:
+    tiers = await load_tiers(config)
+    if tiers.cloud is None or config.cloud_url is None:
         raise EngineError("There is no cloud to escalate to: configure one.")
-    comparison = ComparisonTier(tiers.cloud, rounds)
+    comparison = ComparisonTier(endpoint_of(config, config.cloud_url), rounds)
     router = Router(config, replace(tiers, cloud=comparison))
     try:
         for number, question in enumerate(questions, 1):
@@ -126,6 +106,7 @@ async def measure(config: RouterConfig, questions: Sequence[Question], rounds: i
                 say(f"{number} questions, {len(comparison.escalations)} escalated with a draft")
     finally:
         await router.close()
+        await tiers.cloud.aclose()
     return figures(comparison.escalations[_WARM_UP:])
 
 

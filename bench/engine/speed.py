@@ -13,7 +13,7 @@ import torch
 
 from ...cloud_engine.engine.config import EngineConfig
 from ...cloud_engine.models.decoder import Decoder
-from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.safety.system import child_environment, python_command
 from ...protocol.sampling import SamplingParams
 from ..shared.workload import WorkloadRequest
 from .ceilings import MatrixProducts, matmul_flops, memory_bandwidth

@@ -18,7 +18,7 @@ import psutil
 
 from ...cloud_engine.gateway.access.database import KeyDatabase, NewKey
 from ...cloud_engine.gateway.access.principal import Limits
-from ...protocol.safety.python_process import python_command
+from ...protocol.safety.system import python_command
 
 _READY_S = 180.0
 _LIMITS = Limits(requests_per_minute=10**9, tokens_per_minute=10**12, max_concurrency=10**6, usd_per_day=1e9)

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.safety.system import child_environment, python_command
 
 _NOTHING_RAN = 5  # pytest's exit status if no test ran
 

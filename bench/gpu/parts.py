@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.safety.system import child_environment, python_command
 
 #: Packages that the parts import, except torch, which is checked first.
 NEEDED = (

@@ -22,7 +22,7 @@ from ...local_engine.engine import LocalEngine, LocalOptions
 from ...local_engine.machine.machine import default_threads, this_machine
 from ...model_files.gguf_reader import read_header
 from ...protocol.errors import EngineError
-from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.safety.system import child_environment, python_command
 from ...protocol.sampling import SamplingParams
 from .gaps import gaps_during_prefill
 from .peers import LlamaCppPython, Peer, RawLlama, Setup, has_llama_cpp_server, llama_cpp_server, llama_server

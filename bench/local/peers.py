@@ -20,7 +20,7 @@ import numpy as np
 
 from ...local_engine.llama.library import llama
 from ...protocol.errors import EngineError, ModelLoadError
-from ...protocol.safety.python_process import python_command
+from ...protocol.safety.system import python_command
 from ..gateway.servers import free_port
 
 BATCH = 512  # tokens of a prompt computed at once; the default of all peers

@@ -23,7 +23,7 @@ from ...classifier.policy.exported_gates import ExportedGates, Graphs
 from ...classifier.training.export import gate_to_onnx, topics_to_onnx
 from ...classifier.training.router_model import RouterModel
 from ...protocol.requests import Message
-from ...protocol.safety.python_process import python_command
+from ...protocol.safety.system import python_command
 from ..shared.statistics import percentile
 
 _CHARS = 2_000

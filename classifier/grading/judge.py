@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...protocol.errors import UpdraftError
-from ...protocol.safety.shared_file import SharedFile
-from ...protocol.sqlite import create_tables
+from ...protocol.safety.database import SharedFile, create_tables
 
 Verdict = Literal["A", "B", "tie"]
 Messages = list[dict[str, Any]]

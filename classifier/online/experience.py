@@ -25,9 +25,7 @@ from numpy.typing import NDArray
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
 from ...protocol.requests import Message
-from ...protocol.safety.database import Database
-from ...protocol.safety.shared_file import SharedFile
-from ...protocol.sqlite import tables, transaction
+from ...protocol.safety.database import Database, SharedFile, tables, transaction
 from ..arrays import Array
 from ..features.blocks import FEATURE_VERSION, BlockName
 from ..features.feature_rows import Features

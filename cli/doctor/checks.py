@@ -21,8 +21,8 @@ from ...model_files.identity import file_sha256
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError, MissingDependencyError, ModelLoadError, UpdraftError
 from ...protocol.safety.private_files import has_file
-from ...protocol.safety.python_process import child_environment, python_command
 from ...protocol.safety.redaction import shown_url
+from ...protocol.safety.system import child_environment, python_command
 from ..shared.options import SERVE_PORT
 from .device_checks import (
     check_kernels,

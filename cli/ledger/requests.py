@@ -28,8 +28,7 @@ def open_ledger(path: Path | None) -> Iterator[Ledger]:
 
     Raises InvalidRequestError if the ledger is missing, and StorageError if it is damaged.
     """
-    from ...router.accounting.ledger import Ledger, damaged
-    from ...router.accounting.ledger_writer import collect_rows
+    from ...router.accounting.ledger import Ledger, collect_rows, damaged
     from ...router.settings_sources import load_config
 
     path = load_config().ledger if path is None else path

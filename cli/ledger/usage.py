@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ...protocol.errors import InvalidRequestError
-from ...protocol.safety.terminal_text import printable
+from ...protocol.safety.redaction import printable
 from ..shared import json_output, output
 from .requests import LedgerPath, open_ledger
 

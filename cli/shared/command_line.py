@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from ...protocol.safety.terminal_text import printable
+from ...protocol.safety.redaction import printable
 from .help_panels import ADVANCED, arrange, shown_options
 from .option_groups import expanded
 from .renamed_options import check_renamed

@@ -8,7 +8,7 @@ from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from ...protocol.safety.terminal_text import printable
+from ...protocol.safety.redaction import printable
 
 
 class Console(RichConsole):

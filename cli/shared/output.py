@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from ...protocol.safety.terminal_text import printable
+from ...protocol.safety.redaction import printable
 
 _UNSAFE_IN_JSON = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from ...protocol.errors import UpdraftError
-from ...protocol.safety.python_process import child_environment, python_command
-from ...protocol.safety.system import END_SIGNALS
+from ...protocol.safety.system import END_SIGNALS, child_environment, python_command
 
 READY_TIMEOUT_S = 120.0
 GRACE_S = 5.0

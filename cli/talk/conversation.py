@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...protocol.responses import UpdraftInfo
-from ...protocol.safety.terminal_text import PrintableStream
+from ...protocol.safety.redaction import PrintableStream
 from .word_wrap import wrapped
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def introduction(config: RouterConfig) -> list[str]:
     Raises ConfigurationError if no model is configured.
     """
     from ...router.factory import check_configured
-    from ...router.tiers.local_server.address import server_address
+    from ...router.tiers.local_server.tier import server_address
 
     check_configured(config)
     if config.local != "pocket":

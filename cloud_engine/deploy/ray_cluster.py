@@ -19,8 +19,7 @@ from ... import __version__
 from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.http.access import is_loopback
 from ...protocol.http.server import bind_socket
-from ...protocol.safety.python_process import child_environment, python_command
-from ...protocol.safety.system import END_SIGNALS
+from ...protocol.safety.system import END_SIGNALS, child_environment, python_command
 from ...protocol.settings import state_folder
 from . import servers
 from .config import CloudConfig, ModelDeployment

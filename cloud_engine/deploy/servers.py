@@ -12,7 +12,7 @@ import msgspec
 
 from ...protocol.errors import ConfigurationError, UpdraftError
 from ...protocol.http.access import key_proof
-from ...protocol.safety.python_process import child_environment, python_command
+from ...protocol.safety.system import child_environment, python_command
 from ...protocol.settings import state_folder
 from ..gateway.limits.accounting import AccountingOptions
 from ..gateway.process import GatewayOptions

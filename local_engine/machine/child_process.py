@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ...protocol.safety.python_process import child_environment, python_command
-from ...protocol.safety.system import KILL, disable_core_files, limit_time
+from ...protocol.safety.system import KILL, child_environment, disable_core_files, limit_time, python_command
 
 _BOUNDS = "UPDRAFT_CHILD"  # environment variable: the parent's process id and the child's maximum lifetime in seconds
 _GRACE_S = 5

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ...protocol.sampling_noise import FIRST, GOLDEN, SECOND, WORD
+from ...protocol.sampling import FIRST, GOLDEN, SECOND, WORD
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]

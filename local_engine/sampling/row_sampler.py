@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...protocol.sampling import MIN_TEMPERATURE, ResolvedParams
-from ...protocol.sampling_noise import noise_key
+from ...protocol.sampling import MIN_TEMPERATURE, ResolvedParams, noise_key
 from ...text.logit_edits import LogitEditor
 from .gumbel_noise import Floats, Indices, draw
 from .truncation import survivors

@@ -20,7 +20,7 @@ from typing import IO
 from zipfile import BadZipFile, ZipFile
 
 from ...protocol.errors import DownloadError, MissingDependencyError, ModelNotFoundError
-from ...protocol.safety.python_process import python_command
+from ...protocol.safety.system import python_command
 from .file_selection import HubFile, choose
 from .naming import IndexRef, printable
 from .partial_file import check_disk_space

@@ -1,18 +1,24 @@
-"""Assembly of a chat completion from streamed chunks, and helpers for reading chunks."""
+"""Chat messages in pieces: assembly of streamed chunks, the order of a message's parts, and the signatures of clouds.
+
+The fields of a chat message have one order: reasoning, text, tool calls. A message that was written in another order
+also has the field `deltas`: its parts as messages in that one order. Signatures, which clouds add to reasoning and tool
+calls, travel in texts and IDs through APIs that have no field for them.
+"""
 
 from __future__ import annotations
 
+import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, cast
 
 import jiter
 import msgspec
 
-from ..http.lenient_json import json_bytes, object_of, objects_of, raw_object
-from .opaque_state import add_details
+from ..http.lenient_json import json_bytes, json_of, object_of, objects_of, raw_object
 
 #: Fields whose texts or lists are concatenated across chunks. For other fields the last value counts.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments", "input")
@@ -20,6 +26,14 @@ _LISTS = ("thinking_blocks", "annotations", "citations")  # each chunk adds comp
 #: Anthropic's stop reason of an unfinished answer, and the `stop_reason` of its chat choice.
 PAUSED = "pause_turn"
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+#: Fields of chat messages that only the cloud that wrote them can read: Anthropic's, OpenRouter's and Google's.
+OPAQUE = ("thinking_blocks", "reasoning_details", "extra_content")
+_SEALED = "updraft-state-1."
+_IN_ID = "__updraft_"
+#: Fields in the order in which readers take them from a message.
+_ORDER = ("reasoning_content", "thinking_blocks", "content", "annotations", "citations", "extra_content", "tool_calls")
+#: Fields that end a piece: the end of a text block, and the signature of a part.
+_ENDS = ("citations", "extra_content")
 
 
 @dataclass(slots=True)
@@ -182,3 +196,165 @@ def are_complete(arguments: str) -> bool:
 
 def index_of(piece: dict[str, Any], otherwise: int) -> int:
     return piece["index"] if isinstance(piece.get("index"), int) else otherwise
+
+
+def seal(message: dict[str, Any]) -> str:
+    """Encode the `OPAQUE` fields of a message as one text, or as "" if the message has none of these fields."""
+    state = {name: message[name] for name in OPAQUE if message.get(name)}
+    return _SEALED + base64.urlsafe_b64encode(json_bytes(state)).decode() if state else ""
+
+
+def blocks_of(sealed: Any) -> list[dict[str, Any]]:
+    """Return a thinking block that carries the result of `seal`, for `restored` to read; none for another value."""
+    is_sealed = isinstance(sealed, str) and sealed.startswith(_SEALED)
+    return [{"type": "redacted_thinking", "data": sealed}] if is_sealed else []
+
+
+def id_of(call: dict[str, Any], otherwise: str) -> str:
+    """Return the ID of a tool call, with its signature if it has one."""
+    extra = object_of(call.get("extra_content"))
+    written = base64.urlsafe_b64encode(json_bytes(extra)).decode().rstrip("=")
+    return f"{call.get('id') or otherwise}{_IN_ID + written if extra else ''}"
+
+
+def restored(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a chat message, and the pieces in its `deltas`, with the fields that thinking blocks and IDs carry."""
+    made, blocks = dict(message), list[dict[str, Any]]()
+    given = objects_of(message.get("thinking_blocks"))
+    for block in given:
+        if not blocks_of(block.get("data")):
+            blocks.append(block)
+            continue
+        state = _decoded(block["data"][len(_SEALED) :])
+        blocks += objects_of(state.get("thinking_blocks"))
+        details = [*objects_of(made.get("reasoning_details")), *objects_of(state.get("reasoning_details"))]
+        made |= {"reasoning_details": details, "extra_content": state.get("extra_content") or made.get("extra_content")}
+    if given:
+        made["thinking_blocks"] = blocks
+    if deltas := objects_of(message.get("deltas")):
+        made["deltas"] = [restored(delta) for delta in deltas]
+    if isinstance(calls := message.get("tool_calls"), list):
+        made["tool_calls"] = [_call(call) for call in cast("list[Any]", calls)]
+    if isinstance(answered := message.get("tool_call_id"), str):
+        made["tool_call_id"] = answered.partition(_IN_ID)[0]
+    return {name: value for name, value in made.items() if value or name not in OPAQUE}
+
+
+def add_details(details: list[dict[str, Any]], pieces: list[dict[str, Any]]) -> None:
+    """Add streamed pieces of OpenRouter's `reasoning_details`. Pieces of one text are joined."""
+    for piece in pieces:
+        last = details[-1] if details else {"type": None}
+        if "data" in piece or any(last.get(name) != piece.get(name) for name in ("type", "index")):
+            details.append(piece)
+            continue
+        texts = {name: f"{last.get(name) or ''}{piece[name]}" for name in ("text", "summary") if piece.get(name)}
+        details[-1] = last | {name: value for name, value in piece.items() if value is not None} | texts
+
+
+def _call(call: Any) -> Any:
+    identifier, _, state = str(object_of(call).get("id")).partition(_IN_ID)
+    return {**call, "id": identifier, "extra_content": _decoded(state)} if state else call
+
+
+def _decoded(text: str) -> dict[str, Any]:
+    """Decode fields from Base64 of JSON. Return no fields for invalid text, which the caller has changed."""
+    try:
+        return object_of(json_of(base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)))
+    except ValueError:
+        return {}
+
+
+def pieces_of(deltas: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join deltas to as few pieces as possible without a change of order. Anthropic's `citations` end a text block,
+    even if empty."""
+    pieces, last = list[dict[str, Any]](), len(_ORDER)
+    for delta in deltas:
+        for place, name in enumerate(_ORDER):
+            value = delta.get(name)
+            if not value and not (name == "citations" and isinstance(value, list)):
+                continue
+            if place < last:
+                pieces.append({})
+            pieces[-1][name] = _joined(name, pieces[-1].get(name), value)
+            last = len(_ORDER) if name in _ENDS else place
+    return [_whole(piece) for piece in pieces]
+
+
+def order_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the field `deltas` of the message that these deltas form, or no field if the message needs none."""
+    pieces = pieces_of(deltas)
+    return {"deltas": pieces} if len(pieces) > 1 or any("citations" in piece for piece in pieces) else {}
+
+
+def message_of(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the assistant message that the deltas form, with the deltas themselves if their order is another one. Only
+    these have the citations."""
+    message: dict[str, Any] = {"role": "assistant", "content": None}
+    for name, value in (item for delta in deltas for item in delta.items() if item[0] != "citations"):
+        message[name] = _joined(name, message.get(name), value)
+    return _whole(message) | ({"deltas": deltas} if order_of(deltas) else {})
+
+
+def in_order(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the pieces of a history's message as messages. A message whose text or calls differ from its `deltas` was
+    changed by the caller, and is returned alone."""
+    pieces, calls = pieces_of(objects_of(message.get("deltas"))), objects_of(message.get("tool_calls"))
+    texts = [piece["content"] for piece in pieces if "content" in piece]
+    text: Any = texts[0] if len(texts) == 1 else "".join(map(text_of, texts))
+    counts = [len(objects_of(piece.get("tool_calls"))) for piece in pieces]
+    if not pieces or text != (message.get("content") or "") or sum(counts) != len(calls):
+        return [_without_order(message)]
+    rest = iter(calls)  # the message's own calls, whose IDs and arguments are complete
+    counted = zip(pieces, counts, strict=True)
+    return [{"role": "assistant", **piece, "tool_calls": list(islice(rest, count))} for piece, count in counted]
+
+
+def without_order(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a chat request whose messages have no `deltas`, which only Updraft knows."""
+    if not any("deltas" in message for message in objects_of(body.get("messages"))):
+        return body
+    return {**body, "messages": [_without_order(message) for message in body["messages"]]}
+
+
+def _without_order(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name != "deltas"}
+
+
+class _Texts(list[str]):
+    """Texts to join at the end, since adding each to a long text would take quadratic time."""
+
+
+def _joined(name: str, before: Any, value: Any) -> Any:
+    """Join the values of a field; lists grow in place. A call without a type continues the call before it."""
+    if isinstance(value, str):
+        texts = before if isinstance(before, _Texts) else _Texts()
+        texts.append(value)
+        return texts
+    if not isinstance(value, list):
+        return value
+    is_list = isinstance(before, list) and not isinstance(before, _Texts)
+    joined = cast("list[Any]", before) if is_list else list[Any]()
+    for entry in objects_of(value):
+        if name == "tool_calls" and joined and "type" not in entry:
+            joined[-1] = _continued(joined[-1], object_of(entry.get("function")))
+        else:
+            joined.append(entry)
+    return joined
+
+
+def _continued(call: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
+    function = object_of(call.get("function"))
+    arguments = function.get("arguments")
+    if not isinstance(arguments, _Texts):
+        arguments = _Texts([text_of(arguments)])
+        call = {**call, "function": {**function, "arguments": arguments}}
+    arguments.append(text_of(added.get("arguments")))
+    return call
+
+
+def _whole(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields with all `_Texts` joined."""
+    for function in (object_of(call.get("function")) for call in objects_of(fields.get("tool_calls"))):
+        if isinstance(arguments := function.get("arguments"), _Texts):
+            function["arguments"] = "".join(arguments)
+    return {name: "".join(value) if isinstance(value, _Texts) else value for name, value in fields.items()}

@@ -10,24 +10,27 @@ from typing import Any
 
 from ..errors import UpstreamError
 from ..http.lenient_json import json_bytes, json_of, object_of, objects_of
+from ..http.sse import TranslatedBody
 from ..http.wire import WireResponse, anthropic_error
-from .bodies import TranslatedBody
 from .chat_chunks import (
     PAUSED,
+    add_details,
     are_complete,
     arguments_of,
+    blocks_of,
     calls_of,
     citations_of,
     count_of,
     deltas_of,
     first_choices,
     framed,
+    id_of,
     reasoning_of,
+    seal,
     text_of,
     with_notes,
 )
 from .messages_request import MessagesRequest
-from .opaque_state import add_details, blocks_of, id_of, seal
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 #: Initial fields of each kind of content block.

@@ -11,9 +11,18 @@ from typing import Any
 from ..errors import UpstreamError
 from ..http.lenient_json import json_line, json_of, object_of, objects_of
 from ..turns import as_function
-from .chat_chunks import ChatChunks, arguments_of, citations_of, first_choices, reasoning_of, text_of, with_notes
+from .chat_chunks import (
+    ChatChunks,
+    arguments_of,
+    citations_of,
+    first_choices,
+    id_of,
+    reasoning_of,
+    seal,
+    text_of,
+    with_notes,
+)
 from .ollama_request import OllamaChat, OllamaGenerate
-from .opaque_state import id_of, seal
 
 CONTENT_TYPE = "application/x-ndjson"
 

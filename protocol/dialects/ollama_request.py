@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 
 from ..decoding import convert, prepare_types
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..hints import Hints
-from ..http.lenient_json import object_of
+from ..http.lenient_json import object_of, rows
 from ..turns import whole_turns
-from .opaque_state import blocks_of
+from .chat_chunks import blocks_of
 
 #: Ollama's options and the equivalent fields of chat requests.
 _OPTIONS = {
@@ -268,9 +268,7 @@ def _messages(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if sealed := blocks_of(turn.get("thinking_signature")):
             message["thinking_blocks"] = sealed
         if calls := turn.get("tool_calls"):
-            message["tool_calls"] = (
-                [_call(call) for call in cast("list[Any]", calls)] if isinstance(calls, list) else calls
-            )
+            message["tool_calls"] = calls if (given := rows(calls)) is None else [_call(call) for call in given]
         kept = ("tool_call_id", "tool_name", "name")
         messages.append(message | {name: turn[name] for name in kept if turn.get(name) is not None})
     return [
@@ -288,16 +286,13 @@ def _call(call: Any) -> Any:
 
 def _content(turn: dict[str, Any], param: str) -> str | list[dict[str, Any]]:
     text: Any = turn.get("content") or ""
-    pictures: Any = turn.get("images") or []
-    if not isinstance(text, str) or not isinstance(pictures, list):
+    pictures = rows(turn.get("images") or [])
+    if not isinstance(text, str) or pictures is None:
         raise invalid_value(param, "content must be a string, and images a list")
     if not pictures:
         return text
-    shown = [
-        {"type": "image_url", "image_url": {"url": _data_url(picture, f"{param}.images[{index}]")}}
-        for index, picture in enumerate(cast("list[Any]", pictures))
-    ]
-    return [{"type": "text", "text": text}, *shown]
+    urls = [_data_url(picture, f"{param}.images[{index}]") for index, picture in enumerate(pictures)]
+    return [{"type": "text", "text": text}, *({"type": "image_url", "image_url": {"url": url}} for url in urls)]
 
 
 def _data_url(picture: Any, param: str) -> str:

@@ -1,4 +1,4 @@
-"""Translation of chat completions, whole or streamed, to Response objects and stream events."""
+"""Translation of chat completions, whole or streamed, to Response objects and stream events; compaction."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from typing import Any, Literal
 
 import msgspec
 
-from ..errors import UpstreamError
+from ..decoding import read_object
+from ..errors import UpstreamError, invalid_value
 from ..http.lenient_json import json_of, object_of, objects_of
 from .chat_chunks import (
     PAUSED,
+    add_details,
     calls_of,
     citations_of,
     count_of,
     deltas_of,
     first_choices,
     framed,
+    id_of,
     reasoning_of,
+    seal,
     text_of,
     with_notes,
 )
-from .opaque_state import add_details, id_of, seal
-from .responses_items import Item, item_id
-from .responses_request import ResponsesRequest
+from .responses_items import Item, compaction_of, item_id, items_of, since_compaction
+from .responses_request import ResponsesRequest, TextOptions, chat_body, read_responses_request
 
 _Kind = Literal["output_text", "refusal", "reasoning_text", "function_call_arguments", "custom_tool_call_input"]
 #: Field of each kind's `.done` event that holds the whole text.
@@ -46,6 +49,10 @@ _DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequen
 _EFFECTIVE = ("temperature", "top_p", "service_tier")  # reported by the model that answers
 _NO_DETAILS = {"description": None, "parameters": None, "strict": False}
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter", PAUSED: PAUSED}
+_ASK = (
+    "Summarize this conversation for a colleague who will continue it. Keep names, numbers, decisions, results of "
+    "tools and open tasks. Write only the summary."
+)
 
 
 def begun_response(request: ResponsesRequest, *, stored: bool) -> dict[str, Any]:
@@ -361,3 +368,45 @@ def usage_of(counted: dict[str, Any]) -> dict[str, Any]:
 def _logprob(token: Item) -> Item:
     tops: list[Item] = [{**top, "bytes": top.get("bytes") or []} for top in objects_of(token.get("top_logprobs"))]
     return {**token, "bytes": token.get("bytes") or [], "top_logprobs": tops}
+
+
+def read_compact_request(body: bytes) -> ResponsesRequest:
+    """Check the body of `POST /v1/responses/compact`. Raises InvalidRequestError, for example without a model."""
+    fields = read_object(body)
+    if fields.get("model") is None:
+        raise invalid_value("model", "is required")
+    return read_responses_request({**fields, "stream": False})
+
+
+def summary_body(request: ResponsesRequest, items: Sequence[Item]) -> bytes:
+    """Return the body of the chat request for a summary of `items`."""
+    plain: dict[str, Any] = {"stream": False, "tool_choice": "none", "text": TextOptions(), "include": None}
+    asked = msgspec.structs.replace(request, **plain, max_output_tokens=None, top_logprobs=None)
+    return msgspec.json.encode(chat_body(asked, [*items, *items_of(_ASK)]))
+
+
+def compaction_by(completion: dict[str, Any], rest: Sequence[Item] = ()) -> Item:
+    """Return an item that stands for the summary in `completion` and for `rest`. Raises UpstreamError."""
+    messages = [object_of(choice.get("message")) for choice in objects_of(completion.get("choices"))]
+    summary = "".join(text_of(message.get("content")) for message in messages)
+    if not summary.strip():
+        raise UpstreamError("The model wrote no summary of the conversation. Try again, or use another model.")
+    return compaction_of([*items_of(f"Summary of the conversation so far:\n{summary}"), *rest])
+
+
+def compacted_response(completion: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer to a compact request. Raises UpstreamError if the model wrote no summary."""
+    return {
+        "id": f"resp_{secrets.token_hex(24)}",
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": [compaction_by(completion)],
+        "usage": usage_of(object_of(completion.get("usage"))),
+    }
+
+
+def split_for_compaction(items: Sequence[Item]) -> tuple[list[Item], list[Item]]:
+    """Return the items to summarize, and the rest from the last user message on, which must stay unchanged."""
+    whole = since_compaction(items)
+    at = max((index for index, item in enumerate(whole) if item.get("role") == "user"), default=0)
+    return whole[:at], whole[at:]

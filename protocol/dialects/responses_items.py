@@ -6,13 +6,11 @@ import base64
 import re
 import secrets
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from ..errors import UnsupportedFeatureError, invalid_value
-from ..http.lenient_json import json_bytes, json_of, objects_of
-from .chat_chunks import content_of
-from .opaque_state import blocks_of
-from .pieces import message_of
+from ..http.lenient_json import json_bytes, json_of, objects_of, tables
+from .chat_chunks import blocks_of, content_of, message_of
 
 Item = dict[str, Any]
 _PREFIXES = {
@@ -124,8 +122,8 @@ def _parts(message: Item, param: str) -> list[Item]:
 
 
 def _list_of_parts(value: Any, param: str) -> list[Item]:
-    parts = objects_of(value)
-    if not isinstance(value, list) or len(parts) < len(cast("list[Any]", value)) or not all(parts):
+    parts = tables(value)
+    if parts is None or not all(parts):
         raise invalid_value(param, "the content must be a string or a list of parts")
     return parts
 

@@ -1,4 +1,4 @@
-"""Access control: checks of the Host and Origin headers, of the API key, and of the local user.
+"""Access control: checks of the Host and Origin headers, of the API key, and of the local user; connection limits.
 
 Browsers let any web page send requests to this machine. A page whose own name resolves to this machine (DNS rebinding)
 can even read the responses. Such requests carry the page's name as Host or Origin.
@@ -10,13 +10,15 @@ import hmac
 import ipaddress
 import re
 import socket
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Protocol
 
 from starlette.types import Scope
 
 from ..errors import AuthenticationError, ConfigurationError, InvalidRequestError, PermissionDeniedError
-from ..safety.system import connection_user, own_user
+from ..safety.system import connection_user, own_user, raise_descriptor_limit
 
 #: Key of the connection's `PeerUser` in the request's state.
 PEER = "updraft.peer"
@@ -24,6 +26,8 @@ PEER = "updraft.peer"
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/@\\\[\]]+))(?::[0-9]*)?")
 #: An origin such as `https://app.example`. For schemes other than http(s), `app://` or `app://*` means all origins.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/@\\*]+|(?!https?:)[a-z][a-z0-9+.-]*://\*?")
+_MOST = 10_000
+_RESERVED = 128  # descriptors for files, databases and libraries
 
 
 @dataclass(frozen=True)
@@ -175,3 +179,67 @@ def _host_of(authority: str) -> str:
     """Return the name or address in `name:port`; empty if malformed."""
     match = _HOST.fullmatch(authority)
     return "" if match is None else match[1] or match[2]
+
+
+class LimitedConnection(Protocol):
+    def close_now(self) -> None: ...
+
+
+class ConnectionLimits:
+    """Registry of open connections. At a limit, the connection that has been idle longest is closed."""
+
+    def __init__(self, total: int, per_address: int) -> None:
+        self._total = total
+        self._per_address = per_address
+        self._addresses: dict[LimitedConnection, str] = {}
+        self._counts: Counter[str] = Counter()
+        self._resting: dict[str, dict[LimitedConnection, None]] = {}
+        self._all_resting: dict[LimitedConnection, None] = {}
+
+    def admit(self, connection: LimitedConnection, address: str) -> bool:
+        """Register a new, idle connection. Returns False if a limit is reached and no connection is idle."""
+        # A reverse proxy on this machine may need many connections, so loopback has no limit per address.
+        if self._counts[address] >= self._per_address and not is_loopback(address):
+            self._close_oldest(self._resting.get(address, {}))
+            if self._counts[address] >= self._per_address:
+                return False
+        if len(self._addresses) >= self._total:
+            self._close_oldest(self._all_resting)
+            if len(self._addresses) >= self._total:
+                return False
+        self._addresses[connection] = address
+        self._counts[address] += 1
+        self.mark_idle(connection)
+        return True
+
+    def mark_busy(self, connection: LimitedConnection) -> None:
+        self._all_resting.pop(connection, None)
+        if (address := self._addresses.get(connection)) is not None and address in self._resting:
+            self._resting[address].pop(connection, None)
+            if not self._resting[address]:
+                del self._resting[address]
+
+    def mark_idle(self, connection: LimitedConnection) -> None:
+        """Mark a connection as idle, which means that it waits for a request or for the rest of a request."""
+        if (address := self._addresses.get(connection)) is not None:
+            self._all_resting[connection] = None
+            self._resting.setdefault(address, {})[connection] = None
+
+    def forget(self, connection: LimitedConnection) -> None:
+        self.mark_busy(connection)
+        if (address := self._addresses.pop(connection, None)) is not None:
+            self._counts[address] -= 1
+            if not self._counts[address]:
+                del self._counts[address]
+
+    def _close_oldest(self, resting: dict[LimitedConnection, None]) -> None:
+        if resting:
+            oldest = next(iter(resting))
+            self.forget(oldest)
+            oldest.close_now()
+
+
+def usual_limits() -> ConnectionLimits:
+    """Raise the limit of file descriptors. Return connection limits that leave half of them to outgoing connections."""
+    total = min(_MOST, (raise_descriptor_limit(2 * _MOST + _RESERVED) - _RESERVED) // 2)
+    return ConnectionLimits(max(total, 8), max(total // 2, 4))

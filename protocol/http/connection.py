@@ -15,9 +15,8 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..errors import InvalidRequestError, OverloadedError, UpdraftError
-from .access import PEER, PeerUser
+from .access import PEER, ConnectionLimits, PeerUser
 from .app import CLIENT_GONE, LINGER_S
-from .connection_limits import ConnectionLimits
 
 _CLOSE_CHECK_S = 0.1  # interval of checks for a closed connection while reading is paused
 _MAX_HEAD = 2**16

@@ -133,7 +133,7 @@ def _plain(value: Any) -> Any:
 
 def objects_of(value: Any) -> list[dict[str, Any]]:
     """Return the non-empty items of a list as objects; empty if `value` is not a list."""
-    return [object_of(each) for each in cast("list[Any]", value) if each] if isinstance(value, list) else []
+    return [object_of(each) for each in rows(value) or () if each]
 
 
 def error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
@@ -143,8 +143,8 @@ def error_in(raw: bytes, status: int, otherwise: str) -> dict[str, Any]:
     except ValueError:
         excerpt = _excerpt(raw)
         return completed({}, status, f"{otherwise}: {excerpt}" if excerpt else f"{otherwise}.")
-    if isinstance(value, list) and len(cast("list[Any]", value)) == 1:  # Google wraps the error in a list
-        value = cast("list[Any]", value)[0]
+    if len(items := rows(value) or ()) == 1:  # Google wraps the error in a list
+        value = items[0]
     fields = object_of(value)
     body = object_of(fields.get("error"))
     if not isinstance(fields.get("error"), dict):  # older vLLM and others put the fields at the top level
@@ -207,3 +207,29 @@ def _excerpt(raw: bytes) -> str:
         text = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL | re.IGNORECASE)
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     return line if len(line) <= _MAX_EXCERPT else f"{line[:_MAX_EXCERPT]}..."
+
+
+def table(value: Any) -> dict[str, Any] | None:
+    """Return `value` if it is a JSON object, else None."""
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def object_in(raw: bytes) -> dict[str, Any]:
+    """Return the JSON object in `raw`, or an empty object for anything else."""
+    try:
+        return object_of(json_of(raw))
+    except ValueError:
+        return {}
+
+
+def rows(value: Any) -> list[Any] | None:
+    """Return `value` if it is a JSON array, else None."""
+    return cast("list[Any]", value) if isinstance(value, list) else None
+
+
+def tables(value: Any) -> list[dict[str, Any]] | None:
+    """Return `value` if it is a JSON array of objects, else None."""
+    items = rows(value)
+    if items is None or not all(isinstance(item, dict) for item in items):
+        return None
+    return cast("list[dict[str, Any]]", items)

@@ -25,9 +25,9 @@ from ..errors import ConfigurationError, PortInUseError, UpdraftError
 from ..safety.private_files import write_private
 from ..safety.system import KILL, listener_on
 from ..telemetry.logs import log_to_stderr
+from .access import usual_limits
 from .app import Traffic
 from .connection import Connection
-from .connection_limits import usual_limits
 from .tls import Certificate, Handshake, TlsFiles
 
 DRAIN_S = 10.0

@@ -13,9 +13,8 @@ from typing import Any
 from uvicorn.protocols.utils import get_remote_addr
 
 from ..errors import ConfigurationError
-from .access import is_loopback
+from .access import ConnectionLimits, is_loopback
 from .connection import Connection
-from .connection_limits import ConnectionLimits
 
 HANDSHAKE_S = 10.0
 _UNREAD = 2**16  # read buffer of a connection while reading is paused, in bytes; asyncio's default is 8 times larger

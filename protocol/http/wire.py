@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -95,3 +96,8 @@ def with_error_of(response: WireResponse, path: str) -> WireResponse:
     if response.status < 400 or not isinstance(response.body, bytes) or not path.startswith((_MESSAGES, _OLLAMA)):
         return response
     return replace(response, body=msgspec.json.encode(error_body(msgspec.json.decode(response.body)["error"], path)))
+
+
+def new_id(prefix: str) -> str:
+    """Return `prefix`, a hyphen and 24 random hexadecimal digits, such as `chatcmpl-5f0c…`."""
+    return f"{prefix}-{secrets.token_hex(12)}"

@@ -1,4 +1,4 @@
-"""Platform-dependent features: file locks, process limits, signals, file owners, Unix sockets.
+"""Platform-dependent features: file locks, process limits, signals, file owners, Unix sockets, Python processes.
 
 Other modules use these features only through this module. A platform without a feature lacks only the protection by
 that feature.
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -48,6 +48,8 @@ _READS = 3  # maximum reads of a /proc/net table, which may change during a read
 _MAPPED = bytes(10) + b"\xff\xff"  # prefix of IPv4 addresses mapped to IPv6
 #: Result of `connection_user` if the client has already closed the connection.
 NO_USER = -1
+# Folder that contains this package. Even as working folder it is trusted, as its owner can change the package anyway.
+_HOME = os.path.abspath(Path(__file__).parents[3])  # noqa: PTH100 - keep links: the package may be a link
 
 
 @contextmanager
@@ -308,3 +310,35 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+
+
+def python_command(*arguments: str) -> list[str]:
+    """Return a command that runs this interpreter without the working folder on the module path, where a `json.py` in a
+    downloaded model's folder would run."""
+    return [sys.executable, "-P", *arguments]
+
+
+def module_path() -> dict[str, str]:
+    """Return variables that give child processes this process's module path, without the working folder."""
+    return {"PYTHONPATH": os.pathsep.join(_safe(sys.path)), "PYTHONSAFEPATH": "1"}
+
+
+def child_environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment with `module_path` and `variables` added."""
+    return {**os.environ, **module_path(), **variables}
+
+
+def _safe(path: Sequence[str]) -> list[str]:
+    """Return `path` without the working folder, unless that folder contains the package."""
+    try:
+        entries = [os.path.abspath(entry) for entry in path]  # noqa: PTH100 - as above
+    except FileNotFoundError:  # the working folder was deleted, so nothing can be imported relative to it
+        entries = list(filter(os.path.isabs, path))
+    return [entry for entry in entries if entry == _HOME or not _is_working_folder(entry)]
+
+
+def _is_working_folder(folder: str) -> bool:
+    try:
+        return Path(folder).samefile(Path.cwd())
+    except OSError:  # a folder is missing, so nothing can be imported from it
+        return False

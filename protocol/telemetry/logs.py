@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ..safety.private_files import private_file
-from ..safety.terminal_text import printable
+from ..safety.redaction import printable
 
 FORMAT_VARIABLE = "UPDRAFT_LOG_FORMAT"
 """Environment variable of the log format, inherited by child processes."""

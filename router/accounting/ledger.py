@@ -1,4 +1,4 @@
-"""The router's ledger: one SQLite row per request, whatever the outcome, without prompts or answers."""
+"""The router's ledger and its writer: one SQLite row per request, whatever the outcome, without prompts or answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from typing import TypeVar
 
 from ...accounting.ledger.files import open_database
 from ...accounting.ledger.reader import LedgerReader
-from ...accounting.ledger.table import LedgerTable, RequestRow, Table
+from ...accounting.ledger.store import LedgerWriteError, RowRefusedError, SqliteStore, collect
+from ...accounting.ledger.table import BookedRow, LedgerTable, RequestRow, Table, Values
+from ...accounting.ledger.writer import LedgerWriter
 from ...protocol.errors import ConfigurationError, StorageError
 
 T = TypeVar("T")
@@ -265,3 +267,36 @@ def damaged(path: Path, cause: str) -> StorageError:
         " whose names begin with its name. The next start creates a new one.",
         param="ledger",
     )
+
+
+class RequestWriter(LedgerWriter):
+    """Writer of ledger rows for one event loop. A row survives a kill of the process once `enter` has returned."""
+
+    def __init__(self, path: Path, keep_from: Callable[[], float] | None = None) -> None:
+        """Open the ledger at `path`. Raises ConfigurationError."""
+        super().__init__(
+            SqliteStore(path, REQUESTS, is_strict=False),
+            keep_from=keep_from,
+            consequence=f"Rows stay in memory meanwhile. Run `updraft doctor` to check {path} for damage",
+        )
+
+    def keep(self, row: LedgerRow) -> None:
+        """Keep the row of a request in flight, to commit if this process is killed before `enter`."""
+        self._journal(row.id, BookedRow(REQUESTS.values_of(row)))
+
+    def enter(
+        self, row: LedgerRow, bookings: tuple[Values, ...] = (), committed: asyncio.Future[bool] | None = None
+    ) -> None:
+        """Queue one row for the ledger. Never raises. `bookings`: changes of the table `spending`, which also survive a
+        kill. `committed`: future that is set after the commit, or after the first failed attempt."""
+        booked = BookedRow(REQUESTS.values_of(row), bookings)
+        self._journal(row.id, booked)
+        self._settle(row.id, booked, committed)
+
+
+def collect_rows(path: Path) -> None:
+    """Commit the rows that killed processes left in files beside the ledger. Failures are only logged."""
+    try:
+        collect(path, REQUESTS)
+    except (ConfigurationError, OSError, LedgerWriteError, RowRefusedError, sqlite3.Error) as error:
+        log.warning("Cannot commit the rows of ended processes yet: %s", error)

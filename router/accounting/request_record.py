@@ -14,16 +14,15 @@ from msgspec import UNSET
 
 from ...accounting.reported_usage import ReportedUsage
 from ...accounting.token_estimate import BYTES_PER_TOKEN
-from ...protocol.http.ids import new_id
+from ...protocol.http.wire import new_id
 from ...protocol.responses import UpdraftInfo, Usage
 from ...protocol.telemetry.tracing import Attributes, Span, usage
 from ..gates.gates import GateDecision
-from ..request.caller import Caller
+from ..request.chat_request import Caller
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer
-from .budget import NO_CHARGE, Charge, Demand, Reservation
+from .budget import NO_CHARGE, Charge, Demand, Prices, Reservation
 from .ledger import LedgerRow
-from .prices import Prices
 
 # Maximum characters of the model name and of the reason in a row. Both may contain callers' input of any length.
 MAX_MODEL_CHARS, MAX_REASON_CHARS = 100, 500

@@ -22,21 +22,20 @@ from ...protocol.sampling import SamplingParams
 from ...text.templates.reasoning import ReasoningStyle
 from ...text.tool_stream import AnswerParser, AnswerSyntax, OfferedTools
 from ..accounting.request_record import RequestRecord
-from ..gates.deadline import DeadlinePlan, plan
 from ..gates.exploration import by_confidence
 from ..gates.gates import GateDecision, Gates, NoPolicyGates, check_quality
-from ..gates.rules import Ruling
+from ..gates.rules import DeadlinePlan, Ruling, plan
 from ..request.chat_request import RoutingRequest
 from ..state import RouterState
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalGeneration, LocalTier
 from .cloud_call import work_of
-from .concurrent_runs import run_concurrently
 from .escalation import CloudReply, CloudStreamReply, Escalation
 
 _LONG = 2**12  # length of question plus answer, in characters, above which the gates read them in a thread
 _LINE_BEGUN = 16  # number of characters at the end of the answer in which to look for the end of a line
-_T = TypeVar("_T")
+T = TypeVar("T")
+_AT_ONCE = 8
 
 
 class State(StrEnum):
@@ -138,7 +137,7 @@ class Cascade:
         if self._plan.tiers == "both":  # `begin` may sample the request, which then needs time for both tiers
             self._gates = self.gates.begin()
         messages, quality = self.chat.messages, self.job.quality
-        decision = await self.read(lambda: self.gates.before(messages, quality))
+        decision = await self.read(lambda: self.gates.judge(1, messages, LocalAnswer(), quality))
         if self._plan.tiers == "one":
             decision = replace(decision, reason=f"{decision.reason}; {self._plan.reason}")
             self.ruling = self.ruling if decision.escalate else Ruling(True, False, self._plan.reason)
@@ -351,7 +350,7 @@ class Cascade:
             remaining *= 0.5
         return max(0.001, min(self.router_state.config.cloud_timeout_s, remaining))
 
-    async def read(self, look: Callable[[], _T], answer: LocalAnswer | None = None) -> _T:
+    async def read(self, look: Callable[[], T], answer: LocalAnswer | None = None) -> T:
         """Return the result of `look`, which reads the question and `answer`. Long texts are read in a thread."""
         written = 0 if answer is None else len(answer.text)
         long = written + sum(len(message.text) for message in self.chat.messages) > _LONG
@@ -395,7 +394,7 @@ class Cascade:
             return GateDecision(3, escalate=True, reason="the device gave an empty answer")
         if (answer.finish_reason, answer.stop_reason) == ("length", "repetition_detected"):
             return GateDecision(3, escalate=True, reason="the device's answer repeated itself")
-        decision = self.gates.after(self.chat.messages, answer, self.job.quality)
+        decision = self.gates.judge(3, self.chat.messages, answer, self.job.quality)
         if decision.exploration_chance and not self._is_graded_anyway(answer, decision):
             decision = replace(decision, propensity=decision.exploration_chance)
         return decision
@@ -411,7 +410,7 @@ class Cascade:
             return False
         if self.chat.sampling().max_tokens == at:  # the answer ends at this token anyway, so only gate 3 judges it
             return False
-        decision = await self.read(lambda: self.gates.during(self.chat.messages, answer, self.job.quality), answer)
+        decision = await self.read(lambda: self.gates.judge(2, self.chat.messages, answer, self.job.quality), answer)
         if decision.escalate or self._hold is not None:
             self.decide(decision)
         else:
@@ -441,3 +440,20 @@ class Cascade:
     def _done(self, reply: Reply) -> State:
         self._reply = reply
         return State.DONE
+
+
+async def run_concurrently(count: int, one: Callable[[int], Awaitable[T]]) -> list[T]:
+    """Return the results of `one(0)` to `one(count - 1)`, a few at once. If one fails, the others are cancelled."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def placed(index: int) -> T:
+        async with places:
+            return await one(index)
+
+    tasks = [asyncio.create_task(placed(index)) for index in range(count)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,16 +16,14 @@ from ...accounting.budget import TOP_UP, StreamTokenEstimate, TokenDemand
 from ...accounting.prices import Price
 from ...accounting.reported_usage import ReportedUsage
 from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
-from ...protocol.dialects.chat_chunks import index_of
-from ...protocol.dialects.opaque_state import OPAQUE
+from ...protocol.dialects.chat_chunks import OPAQUE, index_of
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
 from ...protocol.http.forwarding import Forwarding
-from ...protocol.http.lenient_json import json_bytes
+from ...protocol.http.lenient_json import json_bytes, table, tables
 from ...protocol.telemetry.tracing import Span
 from ..accounting.budget import NO_CHARGE, Charge, Demand
 from ..accounting.request_record import CloudCall, RequestRecord
 from ..gates.gates import GateDecision
-from ..request.json_narrowing import table, tables
 from ..state import RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
 from ..tiers.interfaces import ChargedForwarding, CloudStream

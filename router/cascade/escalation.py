@@ -15,15 +15,16 @@ from ..gates.gates import GateDecision
 from ..gates.rules import Ruling, rule
 from ..request.chat_request import RoutingRequest
 from ..state import CloudCandidate, RouterState
+from ..tiers.cloud import HttpCloudTier
 from ..tiers.failures import CloudFailure, CloudForbidden
-from ..tiers.interfaces import CloudStream, CloudTier, LocalAnswer
+from ..tiers.interfaces import CloudStream, LocalAnswer
 from .cloud_call import CloudAttempt, MeteredStream, after, bound_unreported, cloud_call, demand_of
 
 T = TypeVar("T")
 #: Function that returns the seconds left for a cloud call.
 _Seconds = Callable[[], float]
 #: Function that sends a request body to one cloud and returns the answer.
-_Send = Callable[[CloudTier, dict[str, Any]], Awaitable[T]]
+_Send = Callable[[HttpCloudTier, dict[str, Any]], Awaitable[T]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ class Escalation:
         if self.job.stream:
             return CloudStreamReply(await self.open(self.job.body, time_left_s, draft=draft))
 
-        async def complete(tier: CloudTier, sent: dict[str, Any]) -> dict[str, Any]:
+        async def complete(tier: HttpCloudTier, sent: dict[str, Any]) -> dict[str, Any]:
             return await tier.complete(self._path, sent, timeout_s=time_left_s(), forwarded=self._forwarded)
 
         completion = await self._try_clouds(self.job.body, complete, time_left_s, draft=draft)
@@ -192,7 +193,7 @@ class Escalation:
     ) -> CloudStream:
         """Open a cloud stream. `begun`: text of the last message, if the cloud should continue that message."""
 
-        async def begin(tier: CloudTier, sent: dict[str, Any]) -> CloudStream:
+        async def begin(tier: HttpCloudTier, sent: dict[str, Any]) -> CloudStream:
             return await tier.open(self._path, sent, timeout_s=time_left_s(), begun=begun, forwarded=self._forwarded)
 
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
@@ -224,7 +225,7 @@ class Escalation:
         cause = "no cloud can continue the begun stream"
         raise CloudForbidden(UpstreamError(f"{cause.capitalize()}."), cause)
 
-    async def _sent(self, tier: CloudTier, attempt: CloudAttempt, send: _Send[T], time_left_s: _Seconds) -> T:
+    async def _sent(self, tier: HttpCloudTier, attempt: CloudAttempt, send: _Send[T], time_left_s: _Seconds) -> T:
         """Send a request to one cloud, with the draft if the cloud accepts drafts, and return the answer. If the cloud
         refuses the draft or the cap of `attempt`, retry without the draft or with another cap.
         """

@@ -114,17 +114,12 @@ class ExplorationGates(_WrappingGates):
         self._exploration = 0.0
         return True
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
-        decision = self._add_alarm(self._gates.before(messages, self._quality(quality)))
-        if self.monitor is not None and self._observes and decision.p_gain is not None:
+    def judge(self, gate: int, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
+        decision = self._add_alarm(self._gates.judge(gate, messages, answer, self._quality(quality)))
+        if gate == 1 and self.monitor is not None and self._observes and decision.p_gain is not None:
             self.monitor.observe(decision.p_gain)
-        return decision
-
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        return self._add_alarm(self._gates.during(messages, answer, self._quality(quality)))
-
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        decision = self._add_alarm(self._gates.after(messages, answer, self._quality(quality)))
+        if gate < 3:
+            return decision
         return replace(decision, propensity=1.0 if decision.escalate else self._exploration)
 
     def _quality(self, quality: float | None) -> float | None:
@@ -158,21 +153,14 @@ class _SampledGates(_WrappingGates):
         self._why = why
         self._early = False  # whether gate 1 or 2 would have escalated, before the answer was complete
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
-        return self._observed_only(self._gates.before(messages, quality))
-
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        return self._observed_only(self._gates.during(messages, answer, quality))
-
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        decision = self._gates.after(messages, answer, quality)
+    def judge(self, gate: int, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
+        decision = self._gates.judge(gate, messages, answer, quality)
+        if gate < 3:
+            self._early = self._early or decision.escalate
+            return replace(self._relabelled(decision, up=decision.escalate), escalate=False)
         alone = decision.escalate and not self._early
         relabelled = self._relabelled(decision, up=decision.escalate or self._early)
         return replace(relabelled, escalate=True, propensity=1.0 if alone else self._chance)
-
-    def _observed_only(self, decision: GateDecision) -> GateDecision:
-        self._early = self._early or decision.escalate
-        return replace(self._relabelled(decision, up=decision.escalate), escalate=False)
 
     def _relabelled(self, decision: GateDecision, *, up: bool) -> GateDecision:
         reason = f"{self._why}: would {'escalate' if up else 'answer on the device'}, {decision.reason}"

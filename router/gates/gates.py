@@ -1,13 +1,15 @@
-"""Gates 1 to 3, which judge before, during and after the local answer whether the cloud would answer better."""
+"""Gates 1 to 3, which judge whether the cloud would answer better, and the selection of a pair's gates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ...classifier.target import Target
+from ...model_files.identity import ModelIdentity
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.requests import ConfidenceSignal, Message
 from ..tiers.interfaces import LocalAnswer
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
     from ...classifier.arrays import Floats
     from ...classifier.calibration.threshold_path import Thresholds
     from ...classifier.features.gate_inputs import RunView, Signals
-    from ...classifier.policy.policy import Policy
+    from ...classifier.policy.policy import Policy, PolicyCard
+
+P = TypeVar("P", "Policy", "PolicyCard")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +73,16 @@ class Gates(Protocol):
         """Return the gates for one request, which exploration may sample at random."""
         return self
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision: ...
+    def judge(self, gate: int, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
+        """Decide whether to escalate. Gate 1 judges from the question, gate 2 from the first or latest `tokens` tokens
+        whether the answer has gone wrong, and gate 3 from the whole answer whether it is good enough."""
+        ...
+
     def read_ahead(self, messages: Sequence[Message]) -> None:
         """Precompute gate 3's features of the question, while the local model is busy."""
 
     def read_lines(self, answer: str) -> None:
         """Precompute gate 3's features of the complete lines in an unfinished answer."""
-
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        """Judge from the first or latest `tokens` tokens whether the answer has gone wrong and must escalate."""
-        ...
-
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        """Judge from the whole answer whether it is good enough."""
-        ...
 
 
 # Name of each confidence signal in the reason of a decision.
@@ -91,6 +91,7 @@ _CONFIDENCES: dict[ConfidenceSignal, str] = {
     "entropy": "confidence by entropy",
     "margin": "confidence by margin",
 }
+_MOMENTS = {1: "before generation", 2: "while generating", 3: "after generation"}  # by gate
 _QUALITIES = 10_000  # quality targets are rounded up to multiples of 1 / _QUALITIES
 
 
@@ -116,13 +117,21 @@ class PolicyGates(Gates):
     def check(self, quality: float | None) -> None:
         self._at(quality)
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:
+    def judge(self, gate: int, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
         from ...classifier.features.gate_inputs import PromptView
 
-        if (unknown := self.policy.calibrated_on.lacks(messages)) is not None:
-            return GateDecision(1, escalate=True, reason=f"{self._caveat}the policy was not calibrated on {unknown}")
-        p_gain = float(self.policy.before(PromptView.of(messages)))
-        return self._against(1, f"before generation{self._promised(quality)}", p_gain, self._at(quality).before)
+        if gate == 1:
+            if (unknown := self.policy.calibrated_on.lacks(messages)) is not None:
+                reason = f"{self._caveat}the policy was not calibrated on {unknown}"
+                return GateDecision(1, escalate=True, reason=reason)
+            p_gain = self.policy.before(PromptView.of(messages))
+        elif gate == 2:
+            p_gain = self.policy.during(run_view(messages, answer, answer.signals[-self.tokens :]))
+        else:
+            p_gain = self.policy.after(run_view(messages, answer, answer.signals))
+        at = self._at(quality)
+        threshold = {1: at.before, 2: at.during, 3: at.after}[gate]
+        return self._against(gate, f"{_MOMENTS[gate]}{self._promised(quality)}", float(p_gain), threshold)
 
     def read_ahead(self, messages: Sequence[Message]) -> None:
         from ...classifier.features.gate_inputs import PromptView
@@ -131,15 +140,6 @@ class PolicyGates(Gates):
 
     def read_lines(self, answer: str) -> None:
         self.policy.read_lines(answer)
-
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        window = answer.signals[-self.tokens :]
-        p_gain = float(self.policy.during(run_view(messages, answer, window)))
-        return self._against(2, f"while generating{self._promised(quality)}", p_gain, self._at(quality).during)
-
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:
-        p_gain = float(self.policy.after(run_view(messages, answer, answer.signals)))
-        return self._against(3, f"after generation{self._promised(quality)}", p_gain, self._at(quality).after)
 
     def _at(self, quality: float | None) -> Thresholds:
         if quality is not None:  # round up, so that the number of cached targets is bounded
@@ -193,26 +193,17 @@ class ConfidenceGates(Gates):
         self._confidence = confidence
         self._by: ConfidenceSignal = by
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
-        return GateDecision(1, escalate=False, reason="uncalibrated: confidence in the device's answer decides")
-
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
-        return self._judge(2, "while generating", answer.signals[-self.tokens :], self._confidence / 2)
-
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
-        return self._judge(3, "after generation", answer.signals, self._confidence)
-
-    def _judge(self, gate: int, moment: str, signals: Sequence[Signals], least: float) -> GateDecision:
+    def judge(self, gate: int, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
+        if gate == 1:
+            return GateDecision(1, escalate=False, reason="uncalibrated: confidence in the device's answer decides")
+        signals, least = answer.signals, self._confidence
+        if gate == 2:
+            signals, least = signals[-self.tokens :], least / 2
         confidence = confidence_of(signals, self._by)
         escalate = not confidence >= least  # a confidence of NaN escalates
-        sign = "below" if escalate else "reaches"
-        return GateDecision(
-            gate,
-            escalate,
-            f"uncalibrated: {_CONFIDENCES[self._by]} {confidence:.2f} {sign} threshold {least:.2f} {moment}",
-            threshold=least,
-            confidence=confidence,
-        )
+        compared = f"{confidence:.2f} {'below' if escalate else 'reaches'} threshold {least:.2f}"
+        reason = f"uncalibrated: {_CONFIDENCES[self._by]} {compared} {_MOMENTS[gate]}"
+        return GateDecision(gate, escalate, reason, threshold=least, confidence=confidence)
 
 
 class NoPolicyGates(Gates):
@@ -221,14 +212,8 @@ class NoPolicyGates(Gates):
     tokens = 2**31
     _why = "no policy is calibrated for this pair of models: run `updraft calibrate`"
 
-    def before(self, messages: Sequence[Message], quality: float | None) -> GateDecision:  # noqa: ARG002
-        return GateDecision(1, escalate=True, reason=self._why)
-
-    def during(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
-        return GateDecision(2, escalate=True, reason=self._why)
-
-    def after(self, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
-        return GateDecision(3, escalate=True, reason=self._why)
+    def judge(self, gate: int, messages: Sequence[Message], answer: LocalAnswer, quality: float | None) -> GateDecision:  # noqa: ARG002
+        return GateDecision(gate, escalate=True, reason=self._why)
 
 
 class NoSignalGates(NoPolicyGates):
@@ -258,3 +243,121 @@ def run_view(messages: Sequence[Message], answer: LocalAnswer, signals: Sequence
     from ...classifier.features.gate_inputs import RunView  # imported here, since importing numpy takes time
 
     return RunView.of(messages, answer, signals)
+
+
+@dataclass(frozen=True, slots=True)
+class GateSelection:
+    """Settings that determine which policy or threshold the gates use."""
+
+    # Value of the setting `policy` in `RouterConfig`.
+    policy: str
+    # Models of the running pair: {"local": name, "cloud": name}.
+    models: dict[str, str]
+    # Folders in which to look for a policy of this pair. The first policy found is used.
+    own: tuple[Path, ...] = ()
+    # Whether a policy that was calibrated for another pair may be used.
+    allow_foreign: bool = False
+    # Confidence threshold, if the gates compare only the confidence. A policy is then not used.
+    confidence: float | None = None
+    confidence_signal: ConfidenceSignal = "probability"
+    target: Target = Target()  # noqa: RUF009  # frozen
+    # Function that returns the identity of the loaded weights and template. None: any model is allowed.
+    local_model: Callable[[], ModelIdentity] | None = None
+    # Number of values in a hidden state of the local model. None: not known yet.
+    hidden_size: int | None = None
+
+
+def load_gates(selection: GateSelection) -> Gates:
+    """Load the gates. Raises ConfigurationError if the policy is damaged, of another version or for other models."""
+    if selection.confidence is not None:
+        return ConfidenceGates(selection.confidence, selection.confidence_signal)
+    from ...classifier.policy.policy import Policy
+
+    chosen = _chosen(selection, Policy.load)
+    if chosen is None:
+        return NoPolicyGates()
+    folder, policy = chosen
+    if selection.hidden_size is not None:
+        _check_widths(folder, policy.card, selection.hidden_size)
+    return PolicyGates(policy, selection.target, _caveat(folder, policy, selection))
+
+
+def check_policy(selection: GateSelection) -> bool:
+    """Check the policy files that `load_gates` would load, and return whether any exist. Raises the same errors."""
+    from ...classifier.policy.policy import checked_card
+
+    chosen = _chosen(selection, checked_card)
+    if chosen is None:
+        return False
+    _caveat(*chosen, selection)
+    return True
+
+
+def _chosen(selection: GateSelection, load: Callable[[Path], P]) -> tuple[Path, P] | None:
+    """Return the folder and the policy, or None if no folder in `selection.own` has a policy of the pair."""
+    from ...classifier.policy.folders import named_folder
+
+    if selection.policy == "auto":
+        for folder in selection.own:
+            policy = load(folder)
+            if policy.models == selection.models or selection.allow_foreign:
+                return folder, policy
+        return None
+    folder = named_folder(selection.policy)
+    policy = load(folder)
+    if policy.models != selection.models and not selection.allow_foreign:
+        raise ConfigurationError(
+            f"The policy in {folder} was calibrated for {_pair(policy.models)}, but this router runs "
+            f"{_pair(selection.models)}: its thresholds do not apply here. Calibrate one for this pair (updraft "
+            "calibrate), set confidence= instead (a plain threshold), or set allow_foreign_policy=true to use it "
+            "anyway.",
+            param="policy",
+        )
+    return folder, policy
+
+
+def _caveat(folder: Path, policy: Policy | PolicyCard, selection: GateSelection) -> str:
+    """Return the prefix of every reason if the policy was made for another pair. Raises ConfigurationError."""
+    caveat = "" if policy.models == selection.models else _foreign(_pair(policy.models))
+    if not caveat and policy.local_model is not None and selection.local_model is not None:
+        difference = policy.local_model.difference(selection.local_model())
+        if difference is not None and not selection.allow_foreign:
+            raise other_weights(folder, policy.models, difference)
+        caveat = "" if difference is None else _foreign(f"{_pair(policy.models)}, {difference[0]}")
+    return caveat
+
+
+def _check_widths(folder: Path, card: PolicyCard, hidden_size: int) -> None:
+    from ...classifier.features.blocks import BLOCKS
+
+    declared = {
+        width for blocks in card.blocks.values() for name, width in blocks.items() if BLOCKS[name].width is None
+    }
+    if declared - {hidden_size}:
+        raise ConfigurationError(
+            f"The policy in {folder} reads hidden states of {max(declared)} values, but the local model has "
+            f"{hidden_size}: it was made for another kind of model. Calibrate a policy for this model (updraft "
+            "calibrate).",
+            param="policy",
+        )
+
+
+def other_weights(folder: Path, models: dict[str, str], difference: tuple[str, str]) -> ConfigurationError:
+    """Return the error for a policy whose local model has the same name as the running model but differs from it."""
+    made, runs = difference
+    return ConfigurationError(
+        f"The policy in {folder} was calibrated for {models.get('local')} as {made}, but here it runs as {runs}. The "
+        "model answers differently, so the promise does not hold. Calibrate again (updraft calibrate), run the file of "
+        "the calibration, set confidence= instead (a plain threshold), or set allow_foreign_policy=true to use the "
+        "policy anyway.",
+        param="policy",
+        code="policy_of_another_model",
+    )
+
+
+def _foreign(whose: str) -> str:
+    return f"uncalibrated for this pair (policy of {whose}): "
+
+
+def _pair(models: dict[str, str]) -> str:
+    return f"{models.get('local')} with {models.get('cloud')}"

@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+import msgspec
+
+from ...protocol.decoding import UNREADABLE
 from ...protocol.errors import ConfigurationError
-from .decoded_texts import decoded_forms
-from .detectors import BUILTIN, searcher
-from .escapes import ReadingBudget, TooLongError
-from .presidio import PERSONAL, presidio_detector
-from .split_values import split_across_messages, split_across_values
-from .text_views import strings, visible, written_and_visible
+from .detectors import BUILTIN, PERSONAL, presidio_detector, searcher
+from .escapes import ReadingBudget, TooLongError, base85_texts, decoded, encoded_texts
+from .text_views import split_across_messages, split_across_values, strings, visible, written_and_visible
 from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 
+_JSON = re.compile(r'\s*+["[{]')
+_EACH = 4  # characters charged to the budget per text, in addition to its length
 MAX_READ = 2**22  # maximum characters read of one request, summed over all decoded forms of its texts
 _SHORT = 2**13  # maximum characters of requests that are searched on the event loop instead of in a thread
 _BETWEEN = "\n\ufdd0\n"  # separator of texts, with a noncharacter, so that no built-in rule matches across texts
+
+
+def decoded_forms(text: str, budget: ReadingBudget) -> Iterator[str]:
+    """Yield `text` and its decoded forms. If a form is JSON, also yield the forms of the strings in it."""
+    waiting = [text]
+    while waiting:
+        text = waiting.pop()
+        budget.spend(len(text) + _EACH)
+        yield text
+        plainest = text
+        for plainest in decoded(text):
+            budget.spend(len(plainest))
+            yield plainest
+        waiting.extend(encoded_texts(plainest))
+        waiting.extend(base85_texts(text, budget))
+        if _JSON.match(text):
+            try:
+                text_found = msgspec.json.decode(text.encode("utf-8", "replace"))
+            except UNREADABLE:  # not JSON, only text
+                continue
+            waiting.extend(filter(None, strings(text_found)))
+            yield from split_across_values(text_found, budget)
 
 
 @dataclass(frozen=True, slots=True)

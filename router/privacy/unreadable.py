@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from ..request.json_narrowing import object_of, rows, table
+from ...protocol.http.lenient_json import object_of, rows, table
 from .escapes import has_data
 
 TOO_LONG = "text beyond the length limit"

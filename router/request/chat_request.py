@@ -1,7 +1,8 @@
-"""A chat request as the router reads it: the part that the device can process, and the body for the cloud."""
+"""A chat request as the router reads it: the caller, the part for the device, and the body for the cloud."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,11 @@ from typing import Any, Literal
 
 from ...accounting.token_estimate import LENGTH_FIELDS, NESTED, THINKING
 from ...protocol.decoding import convert, read_object, read_switches
-from ...protocol.dialects.opaque_state import restored
+from ...protocol.dialects.chat_chunks import restored
 from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError, invalid_value
 from ...protocol.hints import UNKNOWN
 from ...protocol.http.forwarding import NOTHING, Forwarding, forwarded
+from ...protocol.http.lenient_json import object_of, table, tables
 from ...protocol.http.wire import WireRequest
 from ...protocol.requests import (
     ChatRequest,
@@ -27,7 +29,6 @@ from ...protocol.requests import (
 from ...protocol.safety.names import check_names, check_spelling
 from ...protocol.structured import ignored
 from ...protocol.turns import whole_turns
-from .json_narrowing import object_of, table, tables
 
 #: Smallest values that any engine accepts. `_UNBOUNDED` has smaller values that some engines read as "no limit".
 _MINIMA = {"temperature": 0, "max_tokens": 1, "max_completion_tokens": 1, "n": 1}
@@ -46,6 +47,8 @@ _INDENT = re.compile(rf"\A[{_BLANKS}]+")
 _INDENTED_LINE = re.compile(r"[\r\n][ \t]+\S")
 _END = re.compile(rf"(?<![{_BLANKS}])[{_BLANKS}]+\Z")  # the lookbehind avoids quadratic time
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+#: Header name in stored batch requests for the digest of the API key. Clients cannot send a name with a space.
+DIGEST_HEADER = "x-updraft-key digest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,3 +319,27 @@ def _start_trimmed(text: str) -> str:
 
 def _end_trimmed(text: str) -> str:
     return text if len(_FENCE.findall(text)) % 2 else _END.sub("", text)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Digests of the API key and of the request's `user`: 32 hexadecimal digits each; empty without a key or user."""
+
+    key: str = ""
+    user: str = ""
+
+    def with_user(self, body: Mapping[str, Any]) -> Caller:
+        """Return the caller with the digest of the `user` field in a request body."""
+        user: Any = body.get("user")
+        return replace(self, user=_digest(user)) if isinstance(user, str) else self
+
+
+def caller_of(headers: Mapping[str, str]) -> Caller:
+    """Return the caller whose key is in the `Authorization` header, or in Anthropic's `x-api-key`."""
+    api_key = headers.get("x-api-key", "")
+    scheme, _, key = headers.get("authorization", f"bearer {api_key}" if api_key else "").partition(" ")
+    return Caller(_digest(key.strip()) if scheme.lower() == "bearer" else headers.get(DIGEST_HEADER, ""))
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()[:32] if secret else ""

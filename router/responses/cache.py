@@ -15,12 +15,11 @@ import msgspec
 from ...protocol.dialects.chat_chunks import ChatChunks, deltas_of
 from ...protocol.http import sse
 from ...protocol.http.forwarding import forwarded
-from ...protocol.http.lenient_json import json_bytes, json_of
+from ...protocol.http.lenient_json import json_bytes, json_of, object_of, table, tables
 from ...protocol.http.wire import WireRequest
 from ...protocol.safety.bounded_cache import BoundedCache
 from ..accounting.request_record import RequestRecord
-from ..request.caller import Caller
-from ..request.json_narrowing import object_of, table, tables
+from ..request.chat_request import Caller
 
 _OVERHEAD = 512  # bytes of Python objects per entry
 

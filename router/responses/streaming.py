@@ -5,8 +5,9 @@ Each stream is an async generator of SSE bytes. No cancel scope spans a `yield`,
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +21,14 @@ from ...protocol.safety.redaction import paired
 from ...protocol.sampling import SamplingParams
 from ...text.tool_stream import AnswerParser
 from ..accounting.request_record import RequestRecord
-from ..cascade.cascade import Cascade
+from ..cascade.cascade import Cascade, CloudStreamReply, LiveReply, LocalReply, Reply
 from ..gates.gates import GateDecision
 from ..request.chat_request import continued
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudStream, LocalAnswer, LocalGeneration, Token
-from .cloud_reasoning import CloudReasoning
-from .completion import ChunkWriter, ShownTokens, notes_in, token_logprobs
+from .completion import ChunkWriter, CloudReasoning, ShownTokens, internal_error, notes_in, token_logprobs
+
+log = logging.getLogger("updraft.router")
 
 
 class StreamError(Exception):
@@ -155,7 +157,7 @@ async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
     if spent % cascade.gates.tokens or cascade.chat.sampling().max_tokens == spent:
         return False
     messages, quality = cascade.chat.messages, cascade.job.quality
-    decision = await cascade.read(lambda: cascade.gates.during(messages, answer, quality), answer)
+    decision = await cascade.read(lambda: cascade.gates.judge(2, messages, answer, quality), answer)
     if decision.escalate:
         cascade.record.decide(decision)
     else:
@@ -166,7 +168,7 @@ async def _collapsed(cascade: Cascade, answer: LocalAnswer) -> bool:
 async def _judge_streamed(cascade: Cascade, answer: LocalAnswer) -> None:
     """Apply gate 3 to text that was already streamed. The text cannot be recalled, so the decision is only recorded."""
     messages, quality = cascade.chat.messages, cascade.job.quality
-    decision = await cascade.read(lambda: cascade.gates.after(messages, answer, quality), answer)
+    decision = await cascade.read(lambda: cascade.gates.judge(3, messages, answer, quality), answer)
     if decision.escalate:
         reason = f"{decision.reason}; the answer stands, since it was already streamed"
         decision = replace(decision, escalate=False, reason=reason, propensity=None)
@@ -286,3 +288,68 @@ def _remaining_params(chat: ChatRequest, spent: int) -> SamplingParams | None:
     if limit is not None and limit <= 0:
         return None
     return replace(params, max_tokens=limit, min_tokens=max(0, params.min_tokens - spent))
+
+
+class StreamBody(AsyncIterator[bytes]):
+    """Streamed body that calls `end` exactly once, with a status: when exhausted, failed, or closed by its consumer."""
+
+    def __init__(self, events: AsyncGenerator[bytes], end: Callable[[int], Awaitable[None]]) -> None:
+        self._events = events
+        self._end = end
+        self._ended = self._is_held = False
+
+    def hold_end(self) -> Callable[[int], Awaitable[None]]:
+        """Return `end`, for a translator to call after its last event. This body then calls `end` only on failure."""
+        self._is_held = True
+        return self._finish
+
+    async def __anext__(self) -> bytes:
+        if self._ended:
+            raise StopAsyncIteration
+        try:
+            event = await anext(self._events)
+        except StopAsyncIteration:
+            await self._succeed()
+            raise
+        except StreamError as error:
+            await self._finish(error.status)
+            return error.payload
+        except BaseException as error:
+            await self._finish(500 if isinstance(error, Exception) else 499)
+            if not isinstance(error, Exception):
+                raise
+            log.exception("stream failed")
+            return sse.event(internal_error().to_body())
+        if event.endswith(sse.DONE):  # end now, because the client may stop reading after the end mark
+            await self._succeed()
+        return event
+
+    async def aclose(self) -> None:
+        """Stop the answer. Idempotent. A consumer must first cancel its pending `__anext__`."""
+        await self._finish(499)
+
+    async def _succeed(self) -> None:
+        if not self._is_held:
+            await self._finish(200)
+
+    async def _finish(self, status: int) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        try:
+            with suppress(RuntimeError):  # raised if the consumer's `__anext__` is still pending
+                await self._events.aclose()
+        finally:
+            await self._end(status)
+
+
+def events_of(cascade: Cascade, reply: Reply) -> AsyncGenerator[bytes]:
+    if isinstance(reply, LocalReply):
+        return replay(cascade, reply.answer)
+    if isinstance(reply, CloudStreamReply):
+        reasoning = cloud_reasoning(cascade)
+        include_usage = cascade.job.include_usage
+        return relay(cascade.record, reply.stream, include_usage=include_usage, reasoning=reasoning)
+    if isinstance(reply, LiveReply):
+        return (live if cascade.ruling.open else unjudged)(cascade, reply.run)
+    raise EngineError("The cascade returned a whole answer instead of a stream.")

@@ -18,7 +18,7 @@ from ...protocol.requests import CompletionRequest, read_completion
 from ...protocol.responses import TextChoice, TextCompletion, TextLogprobs, Usage, fingerprint
 from ...text.echoed_prompt import echoed_logprobs
 from ...text.tokenization import TextEncoder
-from ..cascade.concurrent_runs import run_concurrently
+from ..cascade.cascade import run_concurrently
 from ..cascade.escalation import CloudReply
 from ..request.chat_request import check_stream_options, unsupported_on_device
 from ..tiers.failures import CloudFailure

@@ -28,7 +28,7 @@ from ..router import Router
 from ..settings_checks import check_settings
 from ..storage.file_store import MB
 from . import chat_socket
-from .batches.interactive import is_set_within
+from .batches.run import is_set_within
 from .endpoints import Endpoints
 from .page.assets import public_paths
 from .routes.openai.files import MAX_UPLOAD, UPLOADS

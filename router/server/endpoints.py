@@ -1,25 +1,24 @@
-"""Table of all endpoints, and the dispatcher that the daemon and the SDK transports call."""
+"""Table of all endpoints, advice on unsupported ones, and the dispatcher that daemon and SDK transports call."""
 
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 import time
 from dataclasses import replace
 
-from ...protocol.errors import MethodNotAllowedError, NotFoundError, StorageError, UpdraftError
+from ...protocol.errors import MethodNotAllowedError, NotFoundError, StorageError, UnsupportedFeatureError, UpdraftError
 from ...protocol.http.wire import WireRequest, WireResponse, with_error_of
 from ..responses import completion as answer
 from ..router import Router
 from .answers import AnswerService
-from .batches.interactive import InteractiveRequests
-from .batches.run import Background
+from .batches.run import Background, InteractiveRequests
 from .batches.service import BatchService
-from .page import assets, charts, device_models, markdown, overview, savings, trace
-from .routes import health, message_batches, messages, models, ollama, openapi, requests
-from .routes.openai import batches, chat_completions, conversations, direct, files, responses, tokens
+from .page import assets, device_models, overview, savings
+from .routes import messages, ollama, openapi
+from .routes.openai import batches, chat_completions, conversations, files, responses, tokens
 from .routes.route import RequestContext, Route
-from .routes.unsupported import check_supported
 
 log = logging.getLogger("updraft.router")
 
@@ -27,17 +26,28 @@ log = logging.getLogger("updraft.router")
 ROUTES: tuple[Route, ...] = (
     *tokens.ROUTES,
     *chat_completions.ROUTES,
-    direct.COMPLETIONS,
+    tokens.COMPLETIONS,
     *responses.ROUTES,
     *conversations.ROUTES,
     *messages.ROUTES,
-    *message_batches.ROUTES,
     *ollama.ROUTES,
-    direct.EMBEDDINGS,
-    *direct.PASSED_ON,
-    *(route for module in (files, batches, models, requests, health, openapi) for route in module.ROUTES),
-    *(route for page in (assets, overview, savings, charts, trace, device_models, markdown) for route in page.ROUTES),
+    tokens.EMBEDDINGS,
+    *tokens.PASSED_ON,
+    *(route for module in (files, batches, openapi) for route in module.ROUTES),
+    *(route for page in (assets, overview, savings, device_models) for route in page.ROUTES),
 )
+_UNSUPPORTED = tuple(
+    (re.compile(rf"(?:{methods}) {path}(?:/.*)?", re.DOTALL), instead)
+    for methods, path, instead in (
+        ("DELETE", "/v1/models", "use `updraft rm` or DELETE /updraft/models/{name} to remove a model of this "
+         "device"),
+        (r"\w+", "/api/(?:create|copy|push|delete|blobs)", "use `updraft rm` to remove a model of this device and "
+         "/api/pull to fetch one"),
+        (r"\w+", "/v1/(?:assistants|containers|evals|fine_tuning|realtime|threads|uploads|vector_stores|videos)",
+         "this endpoint stores data or trains models at one provider. Call that provider directly"),
+        ("POST", "/v1/images/(?:edits|variations)", "images are supported only by /v1/images/generations"),
+    )
+)  # fmt: skip
 
 
 class Endpoints:
@@ -100,3 +110,12 @@ class Endpoints:
             raise MethodNotAllowedError(f"{path} accepts {allowed}, not {request.method}.", allowed)
         known = ", ".join(dict.fromkeys(route.path.replace(":path", "") for route in self._routes))
         raise NotFoundError(f"Unknown endpoint {request.method} {path}. Known paths: {known}.")
+
+
+def check_supported(method: str, path: str) -> None:
+    """Raise UnsupportedFeatureError, with advice, for a known endpoint that the router does not support."""
+    for pattern, instead in _UNSUPPORTED:
+        if pattern.fullmatch(f"{method} {path}"):
+            raise UnsupportedFeatureError(
+                f"{method} {path[:100]} is not supported by this server: {instead}.", code="unsupported_endpoint"
+            )

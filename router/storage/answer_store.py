@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,9 +12,7 @@ from typing import Any, Literal, TypeVar
 from ...accounting.budget import DAY_S
 from ...protocol.errors import ConfigurationError, NotFoundError
 from ...protocol.http.lenient_json import json_bytes, json_of
-from ...protocol.safety.database import Database
-from ...protocol.safety.shared_file import SharedFile
-from ...protocol.sqlite import tables, transaction
+from ...protocol.safety.database import Database, SharedFile, tables, transaction
 
 T = TypeVar("T")
 Kind = Literal["response", "chat.completion", "conversation"]
@@ -65,7 +62,43 @@ class Page:
 
 
 _COLUMNS = tuple(item.name for item in fields(StoredAnswer))
+_SELECT = f"SELECT {', '.join(_COLUMNS)} FROM answers"
 _JSON = ("metadata", "body", "input", "events")
+
+
+class StoreDatabase(Database):
+    """Database whose tables have a `position` and an `id`."""
+
+    def rows(self, query: str, *values: str | float | None) -> list[tuple[Any, ...]]:
+        with self.use() as connection:
+            return connection.execute(query, values).fetchall()
+
+    def page(
+        self,
+        select: str,
+        wanted: Page,
+        where: Mapping[str, str | float],
+        make: Callable[[tuple[Any, ...]], T],
+        filters: Iterable[tuple[str, ...]] = (),
+    ) -> tuple[list[T], bool]:
+        """Return a page of the rows of `select`, each converted by `make`, and whether more follow. Raises
+        NotFoundError for an unknown `wanted.after`.
+
+        `where`: values of conditions such as `owner = ?`. `filters`: conditions, each followed by its values, which the
+        row before the page need not fulfil.
+        """
+        conditions, values = " AND ".join(where), [*where.values()]
+        if wanted.after is not None:
+            _, _, table = select.rpartition(" ")
+            positions = self.rows(f"SELECT position FROM {table} WHERE {conditions} AND id = ?", *values, wanted.after)
+            conditions += f" AND position {'<' if wanted.newest_first else '>'} ?"
+            values.append(only(positions, wanted.after)[0])
+        for condition, *given in filters:
+            conditions += f" AND {condition}"
+            values += given
+        order = f"ORDER BY position {'DESC' if wanted.newest_first else 'ASC'} LIMIT ?"
+        rows = self.rows(f"{select} WHERE {conditions} {order}", *values, wanted.limit + 1)
+        return [make(row) for row in rows[: wanted.limit]], len(rows) > wanted.limit
 
 
 class AnswerStore:
@@ -76,7 +109,7 @@ class AnswerStore:
         self._days = days
         self._most = most
         self._path = path
-        self._database = Database(SharedFile(path, "as the store of answers", "store"), self._create)
+        self._database = StoreDatabase(SharedFile(path, "as the store of answers", "store"), self._create)
 
     def _create(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA secure_delete=ON")
@@ -102,7 +135,8 @@ class AnswerStore:
 
     def get(self, owner: str, kind: Kind, answer_id: str) -> StoredAnswer:
         """Return an answer. Raises NotFoundError."""
-        return only(self._select("owner = ? AND kind = ? AND id = ?", (owner, kind, answer_id)), answer_id)
+        with self._database.use() as connection:
+            return self._get(connection, owner, kind, answer_id)
 
     def page(
         self,
@@ -114,20 +148,12 @@ class AnswerStore:
         metadata: Mapping[str, str] | None = None,
     ) -> tuple[list[StoredAnswer], bool]:
         """Return a page of answers, and whether more follow. `model`, `metadata`: filters. Raises NotFoundError."""
-        where, values = "owner = ? AND kind = ?", [owner, kind]
-        if model is not None:
-            where, values = f"{where} AND model = ?", [*values, model]
-        for key, value in (metadata or {}).items():
-            where += " AND EXISTS (SELECT 1 FROM json_each(metadata) WHERE key = ? AND value = ?)"
-            values += [key, value]
-        if wanted.after is not None:
-            self.get(owner, kind, wanted.after)
-            place = "(SELECT position FROM answers WHERE owner = ? AND kind = ? AND id = ?)"
-            where += f" AND position {'<' if wanted.newest_first else '>'} {place}"
-            values += [owner, kind, wanted.after]
-        order = f"ORDER BY position {'DESC' if wanted.newest_first else 'ASC'} LIMIT {wanted.limit + 1}"
-        answers = self._select(where, tuple(values), order)
-        return answers[: wanted.limit], len(answers) > wanted.limit
+        where = {"owner = ?": owner, "kind = ?": kind, "created >= ?": self._oldest()}
+        has_pair = "EXISTS (SELECT 1 FROM json_each(metadata) WHERE key = ? AND value = ?)"
+        filters = [(has_pair, *pair) for pair in (metadata or {}).items()]
+        return self._database.page(
+            _SELECT, wanted, where, _answer, [*filters, *([] if model is None else [("model = ?", model)])]
+        )
 
     def change(
         self, owner: str, kind: Kind, answer_id: str, change: Callable[[StoredAnswer], StoredAnswer]
@@ -136,8 +162,7 @@ class AnswerStore:
         NotFoundError."""
         key = (owner, kind, answer_id)
         with self._database.transaction() as connection:
-            answers = self._select("owner = ? AND kind = ? AND id = ?", key, connection=connection)
-            changed = change(only(answers, answer_id))
+            changed = change(self._get(connection, *key))
             texts = [json_bytes(each).decode() for each in (changed.metadata, changed.body, changed.input)]
             query = "UPDATE answers SET metadata = ?, body = ?, input = ? WHERE owner = ? AND kind = ? AND id = ?"
             connection.execute(query, (*texts, *key))
@@ -169,14 +194,10 @@ class AnswerStore:
     def close(self) -> None:
         self._database.close()
 
-    def _select(
-        self, where: str, values: tuple[str, ...], order: str = "", *, connection: sqlite3.Connection | None = None
-    ) -> list[StoredAnswer]:
-        """Return stored answers that match and have not expired. `connection`: connection of the open transaction."""
-        query = f"SELECT {', '.join(_COLUMNS)} FROM answers WHERE created >= ? AND {where} {order}"
-        with self._database.use() if connection is None else nullcontext(connection) as lent:
-            rows = lent.execute(query, (self._oldest(), *values)).fetchall()
-        return [_answer(row) for row in rows]
+    def _get(self, connection: sqlite3.Connection, *key: str) -> StoredAnswer:
+        """Return the stored answer with this owner, kind and ID, unless it has expired. Raises NotFoundError."""
+        query = f"{_SELECT} WHERE created >= ? AND owner = ? AND kind = ? AND id = ?"
+        return _answer(only(connection.execute(query, (self._oldest(), *key)).fetchall(), key[-1]))
 
     def _oldest(self) -> float:
         return time.time() - self._days * DAY_S

@@ -119,8 +119,8 @@ class BatchStore:
 
     def page(self, owner: str, wanted: Page) -> tuple[list[Batch], bool]:
         """Return one page, and whether more follow. Raises NotFoundError."""
-        batches = [_batch(body) for (body,) in self._database.page("batches", "body", wanted, {"owner": owner})]
-        return batches[: wanted.limit], len(batches) > wanted.limit
+        where = {"owner = ?": owner}
+        return self._database.page("SELECT body FROM batches", wanted, where, lambda row: _batch(row[0]))
 
     def cancel(self, owner: str, batch_id: str) -> Batch:
         """Cancel a batch: at once if it has not begun, else when its requests in flight have ended. Raises

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from ...protocol.errors import DiskSpaceError, InvalidRequestError
-from ...protocol.http.ids import new_id
-from ...protocol.safety.database import Database
-from ...protocol.safety.shared_file import SharedFile
-from ...protocol.sqlite import create_tables
-from .answer_store import Page, only
+from ...protocol.http.wire import new_id
+from ...protocol.safety.database import SharedFile, create_tables
+from .answer_store import Page, StoreDatabase, only
 
 DATABASE = "files.sqlite3"
 MB = 2**20
@@ -54,33 +51,12 @@ class FileObject(msgspec.Struct):
     status_details: None = None
 
 
-class FilesDatabase:
+class FilesDatabase(StoreDatabase):
     """Database of files and batches, safe for threads and processes. Opening raises ConfigurationError."""
 
     def __init__(self, folder: Path) -> None:
         file = SharedFile(folder / DATABASE, "for uploaded files", "files")
-        self._database = Database(file, lambda connection: create_tables(connection, _SCHEMA))
-        self.transaction = self._database.transaction
-
-    def rows(self, query: str, *values: str | int | None) -> list[tuple[Any, ...]]:
-        with self._database.use() as connection:
-            return connection.execute(query, values).fetchall()
-
-    def page(self, table: str, columns: str, wanted: Page, where: Mapping[str, str]) -> list[tuple[Any, ...]]:
-        """Return a page of rows with the values in `where`, plus one row if more follow. Raises NotFoundError."""
-        conditions = "".join(f" AND {name} = ?" for name in where)
-        values: list[str | int] = [*where.values()]
-        sign, order = ("<", "DESC") if wanted.newest_first else (">", "ASC")
-        if wanted.after is not None:
-            query = f"SELECT position FROM {table} WHERE true{conditions} AND id = ?"
-            (position,) = only(self.rows(query, *values, wanted.after), wanted.after)
-            conditions += f" AND position {sign} ?"
-            values.append(position)
-        query = f"SELECT {columns} FROM {table} WHERE true{conditions} ORDER BY position {order} LIMIT ?"
-        return self.rows(query, *values, wanted.limit + 1)
-
-    def close(self) -> None:
-        self._database.close()
+        super().__init__(file, lambda connection: create_tables(connection, _SCHEMA))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +130,9 @@ class FileStore:
 
     def page(self, owner: str, wanted: Page, purpose: str | None) -> tuple[list[FileObject], bool]:
         """Return one page, optionally of one purpose, and whether more follow. Raises NotFoundError."""
-        where = {"owner": owner} if purpose is None else {"owner": owner, "purpose": purpose}
-        files = [FileObject(*row) for row in self._database.page("complete_files", _COLUMNS, wanted, where)]
-        return files[: wanted.limit], len(files) > wanted.limit
+        where = {"owner = ?": owner, **({} if purpose is None else {"purpose = ?": purpose})}
+        select = f"SELECT {_COLUMNS} FROM complete_files"
+        return self._database.page(select, wanted, where, lambda row: FileObject(*row))
 
     def delete(self, owner: str, file_id: str) -> None:
         """Delete a file. Raises NotFoundError, and InvalidRequestError while a batch reads the file."""

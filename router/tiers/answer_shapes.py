@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from ...accounting.reported_usage import ReportedUsage
-from ...protocol.dialects.chat_chunks import are_complete, index_of
+from ...protocol.dialects.chat_chunks import are_complete, index_of, text_of
 from ...protocol.embeddings import base64_of, vector_of
-from ...protocol.http.lenient_json import json_bytes, json_of
-from ..request.json_narrowing import object_in, object_of, rows, table, tables
+from ...protocol.http.lenient_json import json_bytes, json_of, object_in, object_of, rows, table, tables
 from .failures import invalid_answer
 from .providers.provider import Provider
 
@@ -21,6 +20,12 @@ _FINISH_REASONS = {
     **dict.fromkeys(("MAX_TOKENS", "max_tokens"), "length"),
     "tool_use": "tool_calls",
 }
+_PLAIN = "reasoning_content"
+#: Other names of the reasoning: Ollama's `thinking`, and `reasoning` of vLLM and OpenRouter, which callers also get.
+_FIELDS = ("thinking", "reasoning")
+Event = tuple[bytes, dict[str, Any]]
+ContinuationVerdict = Literal["unknown", "continues", "repeats", "differs"]
+_ALIKE = 12  # characters at the start of the answer; a stream that repeats them is rarely a continuation
 
 
 def completion_in(
@@ -198,3 +203,93 @@ def _is_content(message: dict[str, Any]) -> bool:
     """Return whether the message's content is a string, a list of parts, or missing."""
     content = message.get("content")
     return content is None or isinstance(content, str) or bool(tables(content))
+
+
+class ThoughtForm:
+    """Form of the reasoning in one cloud's messages, learned from its answers."""
+
+    def __init__(self) -> None:
+        self._field = _PLAIN  # field with the reasoning; "content" if content parts hold it, as at Mistral
+
+    def read(self, said: dict[str, Any]) -> bool:
+        """Move the reasoning of a message or delta to `reasoning_content`. Return whether `said` changed."""
+        parts, details = tables(said.get("content")) or [], tables(said.get("reasoning_details"))
+        given = next((name for name in (_PLAIN, *_FIELDS) if said.get(name)), None)
+        self._field = given or ("reasoning" if details else self._field)
+        thoughts = ""
+        if is_split := {"text", "thinking"}.issuperset(str(part.get("type")) for part in parts) and bool(parts):
+            thoughts = "".join(text_of(part.get("thinking")) for part in parts)
+            self._field = "content" if thoughts else self._field
+        if is_split and self._field == "content":
+            said["content"] = text_of(parts)
+        elif given == "thinking":
+            thoughts = text_of(said.pop("thinking"))
+        elif given is None and details:
+            thoughts = "".join(text_of(each.get("text") or each.get("summary")) for each in details)
+        if thoughts and not said.get(_PLAIN):
+            said[_PLAIN] = thoughts
+        return bool(thoughts or is_split)
+
+    def written(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a chat request with the reasoning of earlier answers in the cloud's form."""
+        if self._field == _PLAIN:
+            return body
+        messages = tables(body.get("messages"))
+        return body if messages is None else {**body, "messages": [self._written(each) for each in messages]}
+
+    def _written(self, message: dict[str, Any]) -> dict[str, Any]:
+        thoughts, name = message.get(_PLAIN), self._field
+        if not isinstance(thoughts, str) or not thoughts:
+            return message
+        made = {key: value for key, value in message.items() if key != _PLAIN}
+        if name != "content":
+            return {name: thoughts, **made}
+        content: Any = made.get("content")
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else tables(content) or []
+        return {**made, "content": [{"type": "thinking", "thinking": [{"type": "text", "text": thoughts}]}, *parts]}
+
+
+class Continuation:
+    """Check of a stream that should continue `begun`. Pass its events to `take()` while the result is "unknown".
+
+    "repeats": the stream repeats all of `begun`; the events omit the repetition. "differs": the stream restarts like
+    `begun` and then deviates. "continues" is also the result for a `begun` that is short or repeats its own start
+    ("0, 0, 0, 0, "), since a genuine continuation may then look like a restart.
+    """
+
+    def __init__(self, begun: str) -> None:
+        self.events: deque[Event] = deque()
+        self._begun = begun.lstrip()
+        start = self._begun[:_ALIKE]
+        self._is_distinctive = len(start) == _ALIKE and start not in self._begun[1:]
+        self._received = ""
+
+    def take(self, event: Event) -> ContinuationVerdict:
+        choices = event[1]["choices"]
+        self.events.append(event)
+        text = "".join(text_of(object_of(choice.get("delta")).get("content")) for choice in choices)
+        self._received = (self._received + text).lstrip()
+        verdict = self._verdict(ended=any(choice.get("finish_reason") for choice in choices))
+        if verdict == "repeats":
+            self.events = deque([_with_first_text(event[1], self._received[len(self._begun) :])])
+        return verdict
+
+    def _verdict(self, *, ended: bool) -> ContinuationVerdict:
+        received, begun = self._received, self._begun
+        if not self._is_distinctive:
+            return "continues"
+        if received.startswith(begun):
+            return "repeats"
+        if begun.startswith(received) and not ended:
+            return "unknown"
+        return "differs" if received[:_ALIKE] == begun[:_ALIKE] else "continues"
+
+
+def _with_first_text(event: dict[str, Any], text: str) -> Event:
+    """Return `event` with `text` in its first choice and no text in the others."""
+    choices = [
+        {**choice, "delta": {**object_of(choice.get("delta")), "content": "" if at else text}}
+        for at, choice in enumerate(tables(event["choices"]) or ())
+    ]
+    received = {**event, "choices": choices}
+    return json_bytes(received), received

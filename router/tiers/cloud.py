@@ -8,26 +8,22 @@ import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
-from ...protocol.dialects.pieces import without_order
+from ...protocol.dialects.chat_chunks import without_order
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarding, NativeRequest, header_bytes
+from ...protocol.http.lenient_json import object_of
 from ...protocol.structured import ignored
-from ..request.json_narrowing import object_of
-from .answer_shapes import completion_in, embeddings_in, models_in
-from .connection import LOCATION, CloudEndpoint, open_client
-from .continuation_check import ContinuationVerdict
-from .failures import CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
+from .answer_shapes import ContinuationVerdict, completion_in, embeddings_in, models_in
+from .connection import LOCATION, CloudEndpoint, HttpCloudStream, open_client
+from .failures import CloudCalls, CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
 from .interfaces import ChargedForwarding, CloudContent, Content
 from .providers.provider import ProviderCall, with_query
-from .retries import CloudCalls
-from .stream import HttpCloudStream
 
 log = logging.getLogger("updraft.router")
 
@@ -44,8 +40,12 @@ T = TypeVar("T")
 
 
 class HttpCloudTier:
-    """`CloudTier` over one pooled HTTP client, which connects with the first request. If the environment sets an
-    unusable proxy or certificate, every request fails with an error that says so."""
+    """A cloud over one pooled HTTP client, which connects with the first request. If the environment sets an unusable
+    proxy or certificate, every request fails with an error that says so. All methods raise only CloudFailure.
+
+    `continues`: whether the cloud can continue the assistant's last message; false after it has restarted a message.
+    `body`: the decoded request. `forwarded`: headers and key of the caller. `timeout_s`: limit for all tries together.
+    """
 
     def __init__(self, endpoint: CloudEndpoint) -> None:
         self.continues = endpoint.continues
@@ -67,31 +67,35 @@ class HttpCloudTier:
     async def complete(
         self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING
     ) -> dict[str, Any]:
-        def read(raw: bytes) -> dict[str, Any]:
+        """Return the whole, validated answer to a request that does not stream."""
+
+        async def read(response: httpx.Response) -> dict[str, Any]:
             redact, is_text = self._endpoint.redactor(forwarded.api_key).json, path == "completions"
-            answer = completion_in(raw, self._url, self._provider, redact, is_text=is_text)
+            answer = completion_in(await self._read_whole(response), self._url, self._provider, redact, is_text=is_text)
             for choice in answer["choices"]:
                 self._endpoint.thoughts.read(object_of(choice.get("message")))
             return answer
 
-        return await self._ask_whole(path, body, read, timeout_s, forwarded)
+        return await self._ask(path, body, read, timeout_s, forwarded)
 
     async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING) -> dict[str, Any]:
-        read = partial(embeddings_in, url=self._url, encoding=body.get("encoding_format"))
-        return await self._ask_whole("embeddings", body, read, timeout_s, forwarded)
+        """Return the validated answer to an embeddings request."""
+
+        async def read(response: httpx.Response) -> dict[str, Any]:
+            return embeddings_in(await self._read_whole(response), self._url, body.get("encoding_format"))
+
+        return await self._ask("embeddings", body, read, timeout_s, forwarded)
 
     async def pass_on(self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarding) -> CloudContent:
-        call = self._call(path, {"model": content.model}, forwarded)
+        """Return the cloud's answer to `content` unparsed. Server-sent events are passed on as they arrive."""
 
-        async def attempt() -> CloudContent:
-            response = await self._send("POST", call.path, content, forwarded)
+        async def read(response: httpx.Response) -> CloudContent:
             kind = response.headers.get("content-type", "")
             if kind.startswith("text/event-stream"):
                 return CloudContent(kind, _chunks(response, self._url))
             return CloudContent(kind, await self._read_whole(response))
 
-        whole = ProviderCall(call.path, {"model": content.model, "data": content.data})
-        return await self._ask(attempt, timeout_s, whole, forwarded)
+        return await self._ask(path, content, read, timeout_s, forwarded)
 
     async def open(
         self,
@@ -102,10 +106,10 @@ class HttpCloudTier:
         begun: str | None = None,
         forwarded: Forwarding = NOTHING,
     ) -> HttpCloudStream:
-        call = self._call(path, body, forwarded)
+        """Return a stream whose first content has arrived. `begun`: text of the last message, to be continued. A
+        repetition of all of `begun` is removed. Raises CloudFailure if the stream restarts the message differently."""
 
-        async def attempt() -> HttpCloudStream:
-            response = await self._send("POST", call.path, json_content(call.body), forwarded)
+        async def read(response: httpx.Response) -> HttpCloudStream:
             stream = HttpCloudStream(response, self._endpoint, forwarded.api_key)
             try:
                 await stream.wait_for_content()
@@ -116,9 +120,10 @@ class HttpCloudTier:
                 raise
             return stream
 
-        return await self._ask(attempt, timeout_s, call, forwarded)
+        return await self._ask(path, body, read, timeout_s, forwarded)
 
     async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:
+        """Return whether to send drafts to `model` as `prediction`. Some clouds charge for these. Never raises."""
         can = self._provider.capabilities
         if self._drafts_refused or self._calls.is_open or not can.predictions:
             return False
@@ -133,6 +138,7 @@ class HttpCloudTier:
         return model in self._node_models
 
     def refuse_drafts(self) -> None:
+        """Send no more drafts, because the cloud refused the `prediction` field."""
         self._drafts_refused = True
         log.warning("%s refuses the prediction field; no more drafts are sent to it", self._url)
 
@@ -141,28 +147,26 @@ class HttpCloudTier:
         if isinstance(self._client, httpx.AsyncClient):
             await self._client.aclose()
 
-    async def _ask_whole(
-        self, path: str, body: dict[str, Any], read: Callable[[bytes], T], timeout_s: float, forwarded: Forwarding
-    ) -> T:
-        """Send a request and return the whole answer, decoded by `read`. Raises CloudFailure."""
-        call = self._call(path, body, forwarded)
-
-        async def attempt() -> T:
-            response = await self._send("POST", call.path, json_content(call.body), forwarded)
-            return read(await self._read_whole(response))
-
-        return await self._ask(attempt, timeout_s, call, forwarded)
-
     async def _ask(
-        self, attempt: Callable[[], Awaitable[T]], timeout_s: float, call: ProviderCall, forwarded: Forwarding
+        self,
+        path: str,
+        given: dict[str, Any] | Content,
+        read: Callable[[httpx.Response], Awaitable[T]],
+        timeout_s: float,
+        forwarded: Forwarding,
     ) -> T:
-        """Return the result of `attempt`, which sends `call`, with retries within `timeout_s`. Raises CloudFailure."""
+        """Send a request, with retries within `timeout_s`, and return the result of `read` on the open response. A
+        request given as Content is sent as it is, others are translated. Raises CloudFailure."""
+        is_content = isinstance(given, Content)
+        body = {"model": given.model, "data": given.data} if is_content else given
+        call = self._call(path, body, forwarded)
+        content = given if is_content else json_content(call.body)
         until = time.monotonic() + timeout_s
 
         async def once() -> T:
             try:
                 async with asyncio.timeout(until - time.monotonic()):
-                    return await attempt()
+                    return await read(await self._send("POST", call.path, content, forwarded))
             except TimeoutError as error:
                 raise timed_out(self._url, timeout_s) from error
             except httpx.HTTPError as error:

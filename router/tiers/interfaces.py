@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
 
 from ...protocol.errors import UnsupportedFeatureError
-from ...protocol.http.forwarding import NOTHING, Forwarding
+from ...protocol.http.forwarding import Forwarding
 from ...protocol.prompts import Prompt
 from ...protocol.requests import Message
 from ...protocol.responses import FinishReason, StopReason, Usage
@@ -210,52 +210,4 @@ class CloudStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[tuple[bytes, dict[str, Any]]]: ...
     async def __anext__(self) -> tuple[bytes, dict[str, Any]]: ...
-    async def aclose(self) -> None: ...
-
-
-class CloudTier(Protocol):
-    """An OpenAI-compatible endpoint. All methods raise only CloudFailure.
-
-    `continues`: whether the cloud can continue the assistant's last message; false after it has restarted a message.
-    `body`: the decoded request. `forwarded`: headers and key of the caller. `timeout_s`: limit for all tries together.
-    """
-
-    @property
-    def continues(self) -> bool: ...
-
-    async def takes_drafts(self, model: str, *, timeout_s: float, forwarded: Forwarding = NOTHING) -> bool:
-        """Return whether to send drafts to `model` as `prediction`. Some clouds charge for these. Never raises."""
-        ...
-
-    def refuse_drafts(self) -> None:
-        """Send no more drafts, because the cloud refused the `prediction` field."""
-
-    async def complete(
-        self, path: str, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING
-    ) -> dict[str, Any]:
-        """Return the whole, validated answer to a request that does not stream."""
-        ...
-
-    async def open(
-        self,
-        path: str,
-        body: dict[str, Any],
-        *,
-        timeout_s: float,
-        begun: str | None = None,
-        forwarded: Forwarding = NOTHING,
-    ) -> CloudStream:
-        """Return a stream whose first content has arrived. `begun`: text of the last message, to be continued. A
-        repetition of all of `begun` is removed. Raises CloudFailure if the stream restarts the message differently.
-        """
-        ...
-
-    async def embed(self, body: dict[str, Any], *, timeout_s: float, forwarded: Forwarding = NOTHING) -> dict[str, Any]:
-        """Return the validated answer to an embeddings request."""
-        ...
-
-    async def pass_on(self, path: str, content: Content, *, timeout_s: float, forwarded: Forwarding) -> CloudContent:
-        """Return the cloud's answer to `content` unparsed. Server-sent events are passed on as they arrive."""
-        ...
-
     async def aclose(self) -> None: ...

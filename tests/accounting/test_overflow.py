@@ -11,16 +11,15 @@ from pathlib import Path
 
 import pytest
 from updraft.accounting.ledger.intents import IntentFile, OverflowFile
-from updraft.router.accounting.ledger import REQUESTS, Ledger
-from updraft.router.accounting.ledger_writer import collect_rows
+from updraft.router.accounting.ledger import REQUESTS, Ledger, collect_rows
 
 # Enters rows beside a busy writer, prints how many, and is killed.
 PROGRAM = """
 import asyncio, os, resource, sys
 from dataclasses import replace
 from pathlib import Path
-from updraft.router.accounting.ledger_writer import RequestWriter
-from updraft.router.accounting.prices import Prices
+from updraft.router.accounting.ledger import RequestWriter
+from updraft.router.accounting.budget import Prices
 from updraft.router.accounting.request_record import RequestRecord
 
 path, count, length, limit = Path(sys.argv[1]), *map(int, sys.argv[2:])

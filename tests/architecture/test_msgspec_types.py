@@ -34,7 +34,8 @@ print(json.dumps(sorted(built)))
 _FIRST_REQUESTS = """
 import threading, time
 import msgspec._utils as utils
-from updraft.protocol.requests import parse_chat, parse_completion
+from updraft.protocol.decoding import read_object
+from updraft.protocol.requests import read_chat, read_completion
 
 real = utils._get_class_mro_and_typevar_mappings
 def slow(kind):
@@ -46,7 +47,8 @@ chat = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "stream_
 parsed = []
 def ask(number):
     time.sleep(number * 0.004)
-    parsed.append((parse_chat(chat).model, parse_completion(b'{"model": "n", "prompt": "a"}').model))
+    text = read_object(b'{"model": "n", "prompt": "a"}')
+    parsed.append((read_chat(read_object(chat)).model, read_completion(text).model))
 threads = [threading.Thread(target=ask, args=(number,)) for number in range(16)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()

@@ -18,7 +18,7 @@ SUBPACKAGES = {
         "decoding telemetry",
         "safety",
         "prompts structured sampling settings",
-        "errors hints sampling_noise schemas sqlite turns unicode_forms validation_messages",
+        "errors hints schemas turns unicode_forms validation_messages",
     ],
     "text": [
         "echoed_prompt tokenization tool_calls tagged_calls tagged_grammar tool_formats tool_stream",
@@ -99,7 +99,7 @@ SUBPACKAGES = {
     "router": [
         "server",
         "router settings_checks",
-        "factory model_names",
+        "factory",
         "responses",
         "cascade",
         "state",
@@ -113,7 +113,7 @@ SUBPACKAGES = {
         "request",
     ],
     "router.server.routes": [
-        "health message_batches messages metrics models ollama openapi requests unsupported",
+        "messages ollama openapi",
         "openai",
         "route",
     ],
@@ -133,7 +133,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 83_245
+MAX_LINES = 82_520
 
 
 def modules() -> set[str]:

@@ -63,7 +63,7 @@ def test_the_command_line_started_as_a_module(start: str, folder: Path, run: Run
 
 def test_an_empty_entry_of_the_module_path_stays_out_of_children(environment: dict[str, str], tmp_path: Path) -> None:
     """`PYTHONPATH=$PYTHONPATH:/there` with nothing before it names the working folder."""
-    code = "import updraft.protocol.safety.python_process as p; print(p.module_path()['PYTHONPATH'])"
+    code = "import updraft.protocol.safety.system as p; print(p.module_path()['PYTHONPATH'])"
     environment["PYTHONPATH"] += os.pathsep
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
@@ -126,4 +126,4 @@ def test_python_is_started_by_one_function() -> None:
     packages = [path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("*/__init__.py")]
     sources = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     starts = {str(path.relative_to(ROOT)) for path in sources if re.search(r"\[\s*sys\.executable", path.read_text())}
-    assert starts - scripts == {"protocol/safety/python_process.py"}
+    assert starts - scripts == {"protocol/safety/system.py"}

@@ -18,8 +18,9 @@ from updraft.protocol.dialects.responses_request import ResponsesRequest
 from updraft.protocol.embeddings import EmbeddingRequest
 from updraft.protocol.errors import InvalidRequestError, RequestTooLargeError, UnsupportedFeatureError, WrongTypeError
 from updraft.protocol.http.wire import WireRequest
-from updraft.protocol.requests import MAX_MESSAGES, ChatRequest, CompletionRequest, parse_chat, parse_completion
+from updraft.protocol.requests import MAX_MESSAGES, ChatRequest, CompletionRequest
 from updraft.router.request.chat_request import read_routing_request
+from wire_requests import parse_chat, parse_completion
 
 ASKED = {"messages": [{"role": "user", "content": "a"}]}
 

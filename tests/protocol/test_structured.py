@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from updraft.protocol.errors import InvalidRequestError
-from updraft.protocol.requests import ChatRequest, parse_chat, parse_completion, read_chat
+from updraft.protocol.requests import ChatRequest, read_chat
 from updraft.protocol.schemas.enforceable import enforceable
+from wire_requests import parse_chat, parse_completion
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

@@ -11,10 +11,10 @@ import pytest
 from cascade_bench import Bench
 from cloud_fixture import cloud, cloud_server
 from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
-from updraft.router.accounting.prices import Prices
+from updraft.router.accounting.budget import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
-from updraft.router.tiers import retries
+from updraft.router.tiers import failures
 
 __all__ = ["cloud", "cloud_server"]
 
@@ -22,7 +22,7 @@ __all__ = ["cloud", "cloud_server"]
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cloud that fails is asked again at once."""
-    monkeypatch.setattr(retries, "_BACKOFF_S", (0.02, 0.04))
+    monkeypatch.setattr(failures, "_BACKOFF_S", (0.02, 0.04))
 
 
 @pytest.fixture

@@ -9,30 +9,30 @@ from typing import Any
 
 import pytest
 from cascade_bench import Bench, run
-from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
+from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, SlowEngine, tiers
 from updraft.protocol.errors import ConfigurationError, OverloadedError
 from updraft.protocol.sampling import SamplingParams
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
 from updraft.router.router import Router
-from updraft.router.tiers.idle import UnloadingLocalTier
+from updraft.router.tiers.local import EngineLocalTier
 
 
-async def unloaded(tier: UnloadingLocalTier) -> None:
+async def unloaded(tier: EngineLocalTier) -> None:
     while tier.loaded:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
 def test_a_model_is_loaded_again_once_for_all_who_come() -> None:
-    loads: list[ScriptedLocal] = []
+    loads: list[SlowEngine] = []
 
-    def load() -> ScriptedLocal:
-        loads.append(ScriptedLocal())
+    def load() -> SlowEngine:
+        loads.append(SlowEngine())
         return loads[-1]
 
     async def test() -> None:
-        tier = UnloadingLocalTier(first := ScriptedLocal(), load, idle_s=0.05)
+        tier = EngineLocalTier(first := SlowEngine(), load, idle_s=0.05)
         busy = await tier.start([], SamplingParams())
         await asyncio.sleep(0.2)
         assert not first.closed
@@ -53,16 +53,16 @@ def test_a_model_is_loaded_again_once_for_all_who_come() -> None:
 
 
 def test_a_model_that_does_not_come_back_is_tried_again_by_the_next() -> None:
-    tries: list[Any] = [OSError("gone"), ScriptedLocal()]
+    tries: list[Any] = [OSError("gone"), SlowEngine()]
 
-    def load() -> ScriptedLocal:
+    def load() -> SlowEngine:
         outcome = tries.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     async def test() -> None:
-        tier = UnloadingLocalTier(ScriptedLocal(), load, idle_s=0.01)
+        tier = EngineLocalTier(SlowEngine(), load, idle_s=0.01)
         await unloaded(tier)
         with pytest.raises(OSError, match="gone"):
             await tier.start([], SamplingParams())
@@ -74,7 +74,7 @@ def test_a_model_that_does_not_come_back_is_tried_again_by_the_next() -> None:
 
 def test_sleep_and_pin() -> None:
     async def test() -> None:
-        tier = UnloadingLocalTier(ScriptedLocal(), ScriptedLocal, idle_s=0.02)
+        tier = EngineLocalTier(SlowEngine(), SlowEngine, idle_s=0.02)
         tier.pin(True)
         await asyncio.sleep(0.1)
         assert tier.loaded
@@ -88,7 +88,7 @@ def test_sleep_and_pin() -> None:
         tier.pin(False)
         await unloaded(tier)
         await tier.aclose()
-        always = UnloadingLocalTier(ScriptedLocal(), ScriptedLocal, idle_s=None)
+        always = EngineLocalTier(SlowEngine(), SlowEngine, idle_s=None)
         with pytest.raises(ConfigurationError, match="local_idle_s"):
             always.pin(False)
         await always.aclose()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cascade_bench import Bench, run
-from router_fakes import FakeCloud, ScriptedLocal
+from router_fakes import FakeCloud, ScriptedLocal, SlowEngine
 from updraft.embedded.pocket import pocket_small_gguf
 from updraft.protocol.errors import MissingDependencyError, ModelLoadError, UpdraftError
 from updraft.protocol.http.wire import WireRequest
@@ -21,9 +21,8 @@ from updraft.router import factory
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
 from updraft.router.router import Router
-from updraft.router.tiers import load_backoff
-from updraft.router.tiers.idle import UnloadingLocalTier
-from updraft.router.tiers.load_backoff import LoadBackoff
+from updraft.router.tiers import local
+from updraft.router.tiers.local import EngineLocalTier, LoadBackoff
 
 Trouble = Callable[[Path, pytest.MonkeyPatch], None]
 
@@ -126,7 +125,7 @@ def test_failed_model_is_retried_when_its_file_changes(
 
 def test_failed_model_is_retried_with_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(load_backoff.time, "monotonic", lambda: now)
+    monkeypatch.setattr(local.time, "monotonic", lambda: now)
     backoff, lengths = LoadBackoff(), []
     assert backoff.error is None
     for _ in range(8):
@@ -141,14 +140,14 @@ def test_failed_model_is_retried_with_backoff(monkeypatch: pytest.MonkeyPatch) -
 def test_a_model_that_does_not_come_back_from_sleep_is_left_alone_for_a_while() -> None:
     tries, versions = [], ["broken"]
 
-    def load() -> ScriptedLocal:
+    def load() -> SlowEngine:
         tries.append(1)
         if versions[-1] == "broken":
             raise ModelLoadError("The file is cut off.")
-        return ScriptedLocal()
+        return SlowEngine()
 
     async def test() -> None:
-        tier = UnloadingLocalTier(ScriptedLocal(), load, None, LoadBackoff(lambda: versions[-1]))
+        tier = EngineLocalTier(SlowEngine(), load, None, LoadBackoff(lambda: versions[-1]))
         await tier.sleep()
         for _ in range(3):
             with pytest.raises(ModelLoadError, match="cut off"):

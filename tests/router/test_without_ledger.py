@@ -23,8 +23,7 @@ from router_fakes import FakeCloud, ScriptedLocal, running_cloud
 from updraft.protocol.errors import ConfigurationError, StorageError
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import BudgetLimits
-from updraft.router.accounting.ledger import Ledger
-from updraft.router.accounting.ledger_writer import RequestWriter
+from updraft.router.accounting.ledger import Ledger, RequestWriter
 from updraft.router.config import RouterConfig
 from updraft.router.factory import open_cloud, open_middle_tiers
 from updraft.router.router import Router

@@ -32,8 +32,7 @@ from updraft.model_files.download.wheel import open_in_wheel
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError, ModelLoadError, UpdraftError
 from updraft.router.config import RouterConfig
 from updraft.router.factory import model_file
-from updraft.router.model_names import ModelNames
-from updraft.router.state import Tiers
+from updraft.router.state import ModelNames, Tiers
 
 MODEL = tiny_gguf()
 ARCHIVES = ("m-1.tar.gz", "m-1.zip", "m-1.tgz", "m-1-py3-none-any.whl", "m==1.tar.gz", "m==1.0+x.tar.gz")

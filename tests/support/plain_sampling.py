@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
-from updraft.protocol.sampling import MIN_TEMPERATURE, ResolvedParams
-from updraft.protocol.sampling_noise import WORD, noise_key
+from updraft.protocol.sampling import MIN_TEMPERATURE, WORD, ResolvedParams, noise_key
 from updraft.text.logit_edits import LogitEdits
 
 

@@ -7,6 +7,7 @@ import base64
 import json
 import re
 import struct
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,13 +20,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from updraft.protocol.errors import ContextLengthError
+from updraft.protocol.errors import ContextLengthError, EngineError
 from updraft.protocol.sampling import SamplingDefaults
 from updraft.router.config import RouterConfig
 from updraft.router.factory import open_cloud, open_middle_tiers
 from updraft.router.gates.gates import GateDecision
 from updraft.router.state import Tiers
 from updraft.router.tiers.interfaces import LocalAnswer
+from updraft.text.chat import ChatTemplate
 
 CLOUD_TEXT = "The cloud says hello."
 LOCAL_TEXT = "one two three four five six"
@@ -168,23 +170,97 @@ class ScriptedGates:
     def __init__(self, *, before: bool = False, during_at: int | None = None, after: bool = False) -> None:
         self._before, self._during_at, self._after = before, during_at, after
 
-    def before(self, messages: Any, quality: float | None) -> GateDecision:
-        return self._verdict(1, self._before)
-
     def read_ahead(self, messages: Any) -> None:
         pass
 
     def read_lines(self, answer: str) -> None:
         pass
 
-    def during(self, messages: Any, answer: LocalAnswer, quality: float | None) -> GateDecision:
-        return self._verdict(2, self._during_at is not None and len(answer.tokens) >= self._during_at)
-
-    def after(self, messages: Any, answer: LocalAnswer, quality: float | None) -> GateDecision:
-        return self._verdict(3, self._after)
+    def judge(self, gate: int, messages: Any, answer: LocalAnswer, quality: float | None) -> GateDecision:
+        collapsed = self._during_at is not None and len(answer.tokens) >= self._during_at
+        return self._verdict(gate, {1: self._before, 2: collapsed, 3: self._after}[gate])
 
     def _verdict(self, gate: int, escalate: bool) -> GateDecision:
         return GateDecision(gate, escalate, f"gate {gate}", 0.9 if escalate else 0.1, 0.5)
+
+
+class SlowRun:
+    """Like `LocalRun`: nothing more comes after `close`."""
+
+    prompt_tokens = 3
+    cached_tokens = 2
+    prompt_hidden = np.zeros(4, dtype=np.float32)
+    prompt_logprobs = np.zeros(2, dtype=np.float32)
+    prompt_scores = None
+    reasoning = None
+
+    def __init__(self, engine: SlowEngine) -> None:
+        self._engine = engine
+        self._closed = False
+        self._index = 0
+        self.signals: list[Any] = []
+        self.text = ""
+        self.finish_reason: Any = None
+        self.stop_reason: Any = None
+        self.sampling = SamplingDefaults()
+        self.answer_hidden: Any = None
+
+    def __aiter__(self) -> SlowRun:
+        return self
+
+    async def __anext__(self) -> FakeToken:
+        await asyncio.sleep(self._engine.delay_s)
+        if self._closed:
+            raise StopAsyncIteration
+        index, self._index = self._index, self._index + 1
+        if index == self._engine.fails_at:
+            raise EngineError("decode failed")
+        if index == self._engine.length:
+            self.signals.append(FakeSignals())
+            self.text += "held back"
+            self.finish_reason = "stop"
+            self.answer_hidden = np.ones(4, dtype=np.float32)
+            raise StopAsyncIteration
+        token = FakeToken(index, f"t{index} ", FakeSignals())
+        self.signals.append(token.signals)
+        self.text += token.text
+        return token
+
+    def close(self) -> None:
+        self._engine.open -= not self._closed
+        self._closed = True
+
+
+class SlowEngine:
+    model_id = "slow"
+    context_length = 512
+    hidden_size = 4
+    tool_format = None
+    reasoning = None
+    chat_template = ChatTemplate("{{ messages }}")
+
+    def __init__(self) -> None:
+        self.length, self.delay_s, self.fails_at = 5, 0.0, -1
+        self.open = self.most_open = 0
+        self.closed = False
+        self.lock = threading.Lock()
+
+    def start(self, messages: Any, params: Any, **options: Any) -> SlowRun:
+        if messages and messages[0].content == "long":
+            raise ContextLengthError("too long")
+        with self.lock:
+            self.open += 1
+            self.most_open = max(self.most_open, self.open)
+        return SlowRun(self)
+
+    def vocabulary(self) -> Any:
+        raise NotImplementedError
+
+    def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
+        return b"t"
+
+    def close(self) -> None:
+        self.closed = True
 
 
 @dataclass

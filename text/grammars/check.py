@@ -19,8 +19,7 @@ import msgspec
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import EngineError, InvalidRequestError
 from ...protocol.safety.bounded_cache import BoundedCache
-from ...protocol.safety.python_process import python_command
-from ...protocol.safety.system import limit_memory, limit_time
+from ...protocol.safety.system import limit_memory, limit_time, python_command
 from ...protocol.structured import Constraint
 from .. import sandbox
 from ..fair_queue import FairQueue

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ...protocol.errors import EngineError, InvalidRequestError, ModelLoadError
-from ...protocol.safety.python_process import python_command
+from ...protocol.safety.system import python_command
 from .. import sandbox
 
 LIMIT_CODE = "template_too_expensive"

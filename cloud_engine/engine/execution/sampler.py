@@ -24,8 +24,7 @@ from ....kernels.sampling.ops import MAX_TOP_LOGPROBS, apply_edits_, stable_topk
 from ....kernels.sampling.ops import log_probabilities as top_log_probabilities
 from ....kernels.sampling.ops import sample as sample_rows
 from ....kernels.sampling.types import FlatEdits, Sampling, Truncation
-from ....protocol.sampling import MIN_TEMPERATURE
-from ....protocol.sampling_noise import WORD
+from ....protocol.sampling import MIN_TEMPERATURE, WORD
 from ....text.logit_edits import LogitEdits
 from ..types.outputs import TokenLogprob
 from ..types.sampling_row import SamplingRow

@@ -13,9 +13,8 @@ from collections.abc import Iterator
 import zmq
 
 from ....protocol.errors import EngineError
-from ....protocol.safety.python_process import child_environment, python_command
-from ....protocol.safety.system import KILL, socket_address, socket_folder
-from ....protocol.safety.terminal_text import printable
+from ....protocol.safety.redaction import printable
+from ....protocol.safety.system import KILL, child_environment, python_command, socket_address, socket_folder
 from .messages import AliveReport, Close, Command, DownReport, Load, ReadyReport, Report, decode_report, encode_command
 
 COMMANDS = "commands"

@@ -18,10 +18,9 @@ import msgspec
 
 from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError, NotFoundError, StorageError
-from ....protocol.http.ids import new_id
+from ....protocol.http.wire import new_id
+from ....protocol.safety.database import SharedFile, transaction
 from ....protocol.safety.private_files import has_file
-from ....protocol.safety.shared_file import SharedFile
-from ....protocol.sqlite import transaction
 from .principal import Limits, Models, Name, Principal, Priority, Scope
 
 _DAY_S = 86_400.0

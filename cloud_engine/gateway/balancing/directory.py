@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....protocol.errors import OverloadedError
-from ....protocol.safety.shared_file import SharedFile
+from ....protocol.safety.database import SharedFile, transaction
 from ....protocol.safety.system import boot_id, boot_time
-from ....protocol.sqlite import transaction
 from .node import NodeAddress
 
 LEASE_S = 10.0  # lease of a node, in seconds; a node that sends no heartbeat for this long is dropped

@@ -11,7 +11,7 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from ....protocol.http.ids import new_id
+from ....protocol.http.wire import new_id
 from ....protocol.responses import (
     AnswerNotes,
     AssistantMessage,

@@ -14,9 +14,10 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from ....protocol.decoding import read_object
 from ....protocol.dialects.messages_events import message_of
 from ....protocol.dialects.messages_request import read_count, read_message
-from ....protocol.embeddings import EmbeddingRequest, embedding_list, parse_embedding
+from ....protocol.embeddings import EmbeddingRequest, embedding_list, read_embedding
 from ....protocol.errors import InvalidRequestError, UpdraftError
 from ....protocol.http import prometheus, sse
 from ....protocol.http.access import Access
@@ -198,7 +199,7 @@ class _Node:
         return send_json(embedding_list(parsed, vectors, sum(map(len, inputs))))
 
     def _embedding(self, body: bytes) -> tuple[EmbeddingRequest, list[list[int]]]:
-        request = parse_embedding(body)
+        request = read_embedding(read_object(body))
         return request, self._preprocessor.inputs(request)
 
     async def tokenize(self, request: Request) -> Response:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ....protocol.http.ids import new_id
+from ....protocol.http.wire import new_id
 from ...engine.types.request import GenerationRequest
 from ..answers.fan_out import fan_out
 

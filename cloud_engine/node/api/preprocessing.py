@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from ....protocol.decoding import read_object
 from ....protocol.embeddings import EmbeddingRequest
 from ....protocol.errors import ContextLengthError, InvalidRequestError, ModelNotFoundError, UnsupportedFeatureError
-from ....protocol.http.ids import new_id
+from ....protocol.http.wire import new_id
 from ....protocol.prompts import Prompt
 from ....protocol.requests import ChatRequest, CompletionRequest, read_chat, read_completion
 from ....protocol.responses import AnswerNotes

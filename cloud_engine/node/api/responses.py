@@ -10,12 +10,18 @@ from typing import Any
 import msgspec
 
 from ....protocol.decoding import read_object, unsupported
-from ....protocol.dialects.bodies import TranslatedBody
-from ....protocol.dialects.responses_compaction import compacted_response, read_compact_request, summary_body
-from ....protocol.dialects.responses_events import begun_response, streamed_response, whole_response
+from ....protocol.dialects.responses_events import (
+    begun_response,
+    compacted_response,
+    read_compact_request,
+    streamed_response,
+    summary_body,
+    whole_response,
+)
 from ....protocol.dialects.responses_items import Item, items_of
 from ....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
 from ....protocol.errors import InvalidRequestError
+from ....protocol.http.sse import TranslatedBody
 from ....protocol.http.wire import WireResponse
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 
 from ....protocol.decoding import UNREADABLE, prepare_types
-from ....protocol.http.ids import new_id
 from ....protocol.http.lenient_json import json_keeping, json_line, json_of
-from ....protocol.http.wire import WireResponse
+from ....protocol.http.wire import WireResponse, new_id
 from ...storage.batch_store import BatchError
 from ...storage.file_store import MB
 

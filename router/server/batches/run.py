@@ -1,20 +1,22 @@
-"""Run of one batch: every request gets exactly one answer line, even if the process is interrupted and restarted."""
+"""Run of one batch: every request gets exactly one answer line, even if the process is interrupted and restarted.
+
+A batch waits while interactive requests are answered.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 
 from ....protocol.errors import DiskSpaceError, invalid_field
-from ....protocol.http.ids import new_id
-from ....protocol.http.wire import WireRequest, WireResponse, error_body
-from ...request.caller import DIGEST_HEADER
+from ....protocol.http.wire import WireRequest, WireResponse, close_body, error_body, new_id
+from ...request.chat_request import DIGEST_HEADER
 from ...storage.batch_store import Batch, BatchError, BatchErrors, BatchJob, BatchStore, Status
 from ...storage.file_store import FileMetadata, FilesDatabase, FileStore, FileWriter
-from .interactive import InteractiveRequests
 from .lines import BatchLine, answer_line, answered, body_fault, expired_line, read_line, read_lines
 
 #: Maximum number of concurrent requests of a batch.
@@ -27,6 +29,69 @@ _RETRYABLE = frozenset({429, 502, 503, 504})
 #: Prefix of the owner of Anthropic's batches, so that OpenAI's API does not show their files.
 MESSAGES = "messages:"
 _OUTPUT_PURPOSE = "batch_output"
+
+
+class InteractiveRequests:
+    """Counter of interactive requests in progress. A streamed answer counts until its end."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    async def counted(self, answer: Awaitable[WireResponse]) -> WireResponse:
+        self._running += 1
+        self._none.clear()
+        try:
+            response = await answer
+        except BaseException:
+            self._end()
+            raise
+        if isinstance(response.body, bytes):
+            self._end()
+            return response
+        return replace(response, body=TrackedBody(response.body, self._end))
+
+    async def wait_until_idle(self, timeout_s: float) -> bool:
+        """Wait until no request is in progress. Return False if `timeout_s` seconds are not enough."""
+        return await is_set_within(self._none, timeout_s)
+
+    def _end(self) -> None:
+        self._running -= 1
+        if not self._running:
+            self._none.set()
+
+
+async def is_set_within(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for `event`. Return False if `timeout_s` seconds are not enough."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
+class TrackedBody:
+    """Streamed body that calls `end` once, when the stream ends or is closed."""
+
+    def __init__(self, body: AsyncIterator[bytes], end: Callable[[], None]) -> None:
+        self._body = body
+        self._ending = ExitStack()  # calls `end` only once
+        self._ending.callback(end)
+
+    def __aiter__(self) -> TrackedBody:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await anext(self._body)
+        except BaseException:
+            self._ending.close()
+            raise
+
+    async def aclose(self) -> None:
+        self._ending.close()
+        await close_body(self._body)
 
 
 @dataclass(frozen=True, slots=True)

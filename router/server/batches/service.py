@@ -19,9 +19,8 @@ from ....protocol.safety.system import try_lock
 from ...config import RouterConfig
 from ...storage.batch_store import Batch, BatchError, BatchErrors, BatchJob, BatchStore
 from ...storage.file_store import DATABASE, MB, FilesDatabase, FileStore
-from .interactive import is_set_within
 from .lines import check_lines
-from .run import POLL_S, Background, BatchRun, Stores
+from .run import POLL_S, Background, BatchRun, Stores, is_set_within
 
 log = logging.getLogger("updraft.router")
 T = TypeVar("T")

@@ -1,12 +1,20 @@
-"""Static files of the web page, served without a key and with a policy that limits the browser to this server."""
+"""Static files of the web page, served without a key and with a policy that limits the browser to this server.
+
+`/updraft/markdown` renders the Markdown of an answer as safe HTML.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
+from markdown_it import MarkdownIt
+
+from ....protocol.decoding import decode
 from ....protocol.errors import NotFoundError
-from ....protocol.http.wire import WireResponse
+from ....protocol.http.wire import WireResponse, off_event_loop
 from ..routes.route import RequestContext, Route
 
 _FOLDER = Path(__file__).with_name("static")
@@ -39,7 +47,31 @@ async def asset(context: RequestContext) -> WireResponse:
     return WireResponse(200, {"content-type": f"{_TYPES[path.suffix]}; charset=utf-8", **_HEADERS}, path.read_bytes())
 
 
+class MarkdownText(msgspec.Struct, forbid_unknown_fields=True):
+    """Markdown text of a model."""
+
+    text: Annotated[str, msgspec.Meta(max_length=200_000)]
+
+
+class RenderedText(msgspec.Struct):
+    """The text as HTML, without any raw HTML tags or images of the model."""
+
+    html: str
+
+
+@cache
+def _renderer() -> MarkdownIt:
+    return MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"]).disable("image")
+
+
+async def render(context: RequestContext) -> WireResponse:
+    body = context.request.body
+    given = decode(body, MarkdownText)
+    return WireResponse.json(RenderedText(await off_event_loop(body, lambda: _renderer().render(given.text))))
+
+
 ROUTES = (
-    Route("GET", "/", asset, "the web page; needs no key"),
-    Route("GET", "/page/{file}", asset, "scripts and styles of the web page; need no key"),
+    Route("GET /", asset, "the web page; needs no key"),
+    Route("GET /page/{file}", asset, "scripts and styles of the web page; need no key"),
+    Route("POST /updraft/markdown", render, "an answer's Markdown as safe HTML", MarkdownText, RenderedText),
 )

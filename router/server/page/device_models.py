@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ....protocol.decoding import decode, prepare_types, read_object
+from ....protocol.decoding import decode, read_object
 from ....protocol.dialects.ollama_answers import CONTENT_TYPE, pull_line
 from ....protocol.dialects.ollama_request import OllamaPull, read_ollama_request
 from ....protocol.errors import InvalidRequestError, OverloadedError, UpdraftError
@@ -19,7 +19,7 @@ from ....protocol.http import sse
 from ....protocol.http.wire import WireResponse
 from ...factory import has_model_file, model_file
 from ...router import Router
-from ...tiers.idle import UnloadingLocalTier
+from ...tiers.local import EngineLocalTier
 from ..routes.route import RequestContext, Route
 
 EventEncoder = Callable[[dict[str, Any]], bytes]
@@ -74,9 +74,6 @@ class RemovedModel(msgspec.Struct):
     freed: int
 
 
-prepare_types(PullRequest, MemoryRequest)
-
-
 async def list_models(context: RequestContext) -> WireResponse:
     await context.router.start()
     return WireResponse.json(await asyncio.to_thread(_listed, context.router))
@@ -129,7 +126,7 @@ async def memory(context: RequestContext) -> WireResponse:
     await context.router.start()
     action = decode(context.request.body, MemoryRequest).action
     tier = context.router.tiers.local
-    if not isinstance(tier, UnloadingLocalTier):
+    if not isinstance(tier, EngineLocalTier):
         raise InvalidRequestError("No model is running on this device.", param="action", code="invalid_value")
     if action == "sleep":
         await tier.sleep()
@@ -168,7 +165,7 @@ def _listed(router: Router) -> DeviceModels:
         if name not in here
     ]
     tier = router.tiers.local
-    idle = tier if isinstance(tier, UnloadingLocalTier) else None
+    idle = tier if isinstance(tier, EngineLocalTier) else None
     return DeviceModels(
         models,
         free,
@@ -245,9 +242,9 @@ def _pull(wanted: str, progress: _Progress) -> str:
 
 
 ROUTES = (
-    Route("GET", "/updraft/models", list_models, "this device's models and their memory", response_type=DeviceModels),
-    Route("POST", "/updraft/models/pull", pull, "pull a model; events report progress", PullRequest, streams=True),
-    Route("POST", "/api/pull", pull_as_ollama, "pull a model, in Ollama's API", OllamaPull, streams=True),
-    Route("POST", "/updraft/models/memory", memory, "`sleep`, `pin` or `unpin` the model", MemoryRequest, DeviceModels),
-    Route("DELETE", "/updraft/models/{name}", remove, "delete a model that is not running", response_type=RemovedModel),
+    Route("GET /updraft/models", list_models, "this device's models and their memory", response_type=DeviceModels),
+    Route("POST /updraft/models/pull", pull, "pull a model; events report progress", PullRequest, streams=True),
+    Route("POST /api/pull", pull_as_ollama, "pull a model, in Ollama's API", OllamaPull, streams=True),
+    Route("POST /updraft/models/memory", memory, "`sleep`, `pin` or `unpin` the model", MemoryRequest, DeviceModels),
+    Route("DELETE /updraft/models/{name}", remove, "delete a model that is not running", response_type=RemovedModel),
 )

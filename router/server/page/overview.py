@@ -1,32 +1,41 @@
-"""`/updraft/status`, `/updraft/target` and `/updraft/policy`: the tiers, the target and the calibrated policy."""
+"""Tiers, target, policy, charts (drawn by matplotlib, extra `ui`) and traces of decisions for the web page."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from io import BytesIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from ....classifier.calibration.drift_report import DriftReport
+from ....classifier.optional_imports import load_module
 from ....classifier.target import Target
-from ....protocol.decoding import decode, prepare_types
+from ....protocol.decoding import decode
 from ....protocol.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from ....protocol.http.wire import WireResponse
+from ....protocol.requests import ChatRequest
 from ...config import TARGETS
 from ...gates.exploration import ExplorationGates
+from ...gates.gates import GateDecision
 from ...router import Router
-from ..routes.route import RequestContext, Route
+from ..routes.route import RequestContext, Route, query_of, switch_of
+from . import savings
 
 if TYPE_CHECKING:
     from ....classifier.policy.policy import Policy
+
 
 log = logging.getLogger("updraft.router")
 
 _QUALITIES = (0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 1.0)
 _BINS = 10
+_COLOURS = {False: ("#0b57d0", "#b3261e", "#1b1b1f"), True: ("#a8c7fa", "#f2b8b5", "#e6e1e5")}
+_DAYS = 30
 
 
 class Status(msgspec.Struct):
@@ -49,9 +58,6 @@ class TargetRequest(msgspec.Struct, forbid_unknown_fields=True):
     """New quality target of all requests, until the settings are reloaded."""
 
     quality: Annotated[float, msgspec.Meta(gt=0, le=1)]
-
-
-prepare_types(TargetRequest)
 
 
 class CurvePoint(msgspec.Struct):
@@ -168,21 +174,111 @@ def _reliability(policy: Policy) -> list[CalibrationBin]:
     return [CalibrationBin(float(rows.judged[part].mean()), float(rows.gain[part].mean()), len(part)) for part in parts]
 
 
+class Trace(msgspec.Struct):
+    """Routing decision for a request."""
+
+    # `local` or `cloud`.
+    tier: str
+    reason: str
+    decisions: list[GateDecision]
+    # Local text generated before the gates decided.
+    local_text: str
+    latency_ms: float
+
+
+async def trace(context: RequestContext) -> WireResponse:
+    record, local_text = await context.router.preview(context.request)
+    return WireResponse.json(Trace(record.tier, record.reason, record.decisions, local_text, record.latency_ms))
+
+
+async def chart(context: RequestContext) -> WireResponse:
+    plot, router = _CHARTS.get(context.parameters["chart"]), context.router
+    if plot is None:
+        raise NotFoundError(f"Unknown chart. Known charts: {', '.join(_CHARTS)}.")
+    await router.start()
+    dark = switch_of(query_of(context.request.query, ("dark",)), "dark")
+    if plot is _savings_plot:
+        data = await router.read_ledger(lambda ledger: savings.summed(ledger, _DAYS))
+    else:
+        data = await asyncio.to_thread(report, router)
+    return WireResponse(200, {"content-type": "image/svg+xml"}, await asyncio.to_thread(_drawn, plot, data, dark))
+
+
+def _savings_plot(axes: Any, totals: savings.Savings, first: str, second: str) -> None:
+    days = [day.group[5:] for day in totals.by_day]
+    spent = [day.cost_usd or 0.0 for day in totals.by_day]
+    axes.bar(days, spent, color=first, label="spent")
+    axes.bar(days, [day.saved_usd or 0.0 for day in totals.by_day], bottom=spent, color=second, label="saved")
+    axes.set(xlabel="day", ylabel="US dollars")
+
+
+def _curve_plot(axes: Any, report: PolicyReport, first: str, second: str) -> None:
+    shares = [point.cloud_share for point in report.curve]
+    axes.plot(shares, [point.quality for point in report.curve], "o-", color=first, label="observed")
+    axes.plot(shares, [point.target for point in report.curve], "s--", color=second, label="target")
+    axes.set(xlabel="share sent to the cloud", ylabel="quality kept")
+
+
+def _reliability_plot(axes: Any, report: PolicyReport, first: str, second: str) -> None:
+    predicted = [each.predicted for each in report.reliability]
+    observed = [each.observed for each in report.reliability]
+    axes.plot(predicted, observed, "o-", color=first, label="observed")
+    axes.plot((0, 1), (0, 1), "--", color=second, label="exact")
+    axes.set(xlabel="P(gain) of the last gate", ylabel="share on which the cloud gains")
+
+
+def _drawn(plot: Callable[[Any, Any, str, str], None], data: object, dark: bool) -> bytes:
+    """Return the plot of `data` as SVG. Raises MissingDependencyError without matplotlib."""
+    first, second, ink = _COLOURS[dark]
+    figure = load_module("matplotlib.figure", "ui").Figure(figsize=(7.2, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    plot(axes, data, first, second)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_color(ink)
+    axes.tick_params(colors=ink)
+    axes.set_facecolor("none")
+    for spine in axes.spines.values():
+        spine.set_color(ink)
+    axes.grid(alpha=0.3)
+    axes.legend(labelcolor=ink, framealpha=0)
+    picture = BytesIO()
+    figure.savefig(picture, format="svg", transparent=True)
+    return picture.getvalue()
+
+
+_CHARTS: dict[str, Callable[[Any, Any, str, str], None]] = {
+    "savings": _savings_plot,
+    "curve": _curve_plot,
+    "reliability": _reliability_plot,
+}
+
+
 ROUTES = (
-    Route("GET", "/updraft/status", status, "the tiers and the target", response_type=Status),
+    Route("GET /updraft/status", status, "the tiers and the target", response_type=Status),
     Route(
-        "POST",
-        "/updraft/target",
+        "POST /updraft/target",
         set_target,
         "set the target `quality` until the settings are reloaded",
         TargetRequest,
         Status,
     ),
     Route(
-        "GET",
-        "/updraft/policy",
+        "GET /updraft/policy",
         policy,
         "the calibrated policy: promise, curve, reliability, drift",
         response_type=PolicyReport,
+    ),
+    Route(
+        "POST /updraft/trace",
+        trace,
+        "gate verdicts on a chat request, without asking a cloud or writing a ledger row",
+        ChatRequest,
+        Trace,
+    ),
+    Route(
+        "GET /updraft/charts/{chart}",
+        chart,
+        "`savings`, `curve` or `reliability` as SVG; `?dark` for a dark page",
+        query=("dark",),
     ),
 )

@@ -1,18 +1,20 @@
-"""`/updraft/savings` and `/updraft/requests`: totals and rows of the ledger."""
+"""`/updraft/savings` and `/updraft/requests`: totals and rows of the ledger, explanations, and feedback on answers."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
 from ....accounting.budget import DAY_S
+from ....protocol.decoding import decode
 from ....protocol.errors import InvalidRequestError
 from ....protocol.http.wire import WireResponse
+from ...accounting.explanation import Explanation, FeedbackNote, explanation_of
 from ...accounting.ledger import Ledger, LedgerRow, LedgerTotals
-from ..routes.openai.pagination import query_of
-from ..routes.route import RequestContext, Route
+from ..routes.route import RequestContext, Route, query_of
 
 _RECENT, _MAX_ROWS, _MAX_DAYS = 1000, 1000, 365
 _ABANDONED = 499
@@ -125,21 +127,44 @@ def _number(query: Mapping[str, str], name: str, default: int, most: int) -> int
     return int(text)
 
 
+class Feedback(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of a feedback request."""
+
+    thumb: Literal["up", "down"]
+
+
+async def why(context: RequestContext) -> WireResponse:
+    return WireResponse.json(explanation_of(await context.router.request(context.parameters["id"])))
+
+
+async def give_feedback(context: RequestContext) -> WireResponse:
+    await context.router.start()
+    request_id, thumb = context.parameters["id"], decode(context.request.body, Feedback).thumb
+    learned = await context.router.feedback(request_id, up=thumb == "up")
+    return WireResponse.json(FeedbackNote(request_id=request_id, feedback=thumb, learned=learned))
+
+
 ROUTES = (
     Route(
-        "GET",
-        "/updraft/savings",
+        "GET /updraft/savings",
         savings,
         "ledger totals of the last `days` (default 30)",
         response_type=Savings,
         query=("days",),
     ),
     Route(
-        "GET",
-        "/updraft/requests",
+        "GET /updraft/requests",
         requests,
         "newest `limit` ledger rows (default 100), optionally of one `tier`",
         response_type=RequestList,
         query=_FILTERS,
+    ),
+    Route("GET /updraft/requests/{id}", why, "one request, as in `updraft why`", response_type=Explanation),
+    Route(
+        "POST /updraft/requests/{id}/feedback",
+        give_feedback,
+        "record the `thumb` (`up` or `down`) in the ledger and, if experience is kept, for `updraft learn`",
+        Feedback,
+        FeedbackNote,
     ),
 )

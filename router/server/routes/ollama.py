@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from ....protocol.decoding import read_object
-from ....protocol.dialects.bodies import TranslatedBody
 from ....protocol.dialects.ollama_answers import CONTENT_TYPE, OllamaAnswer, embeddings_of, error_line, streamed_lines
 from ....protocol.dialects.ollama_request import (
     OllamaChat,
@@ -24,13 +23,14 @@ from ....protocol.dialects.ollama_request import (
     model_name,
     read_ollama_request,
 )
+from ....protocol.http.sse import TranslatedBody
 from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard
-from ...model_names import ModelNames
-from ...responses.embeddings import embed as vectors
+from ...responses.direct import embed as vectors
 from ...responses.text_completion import complete
-from ...tiers.idle import UnloadingLocalTier
+from ...state import ModelNames
 from ...tiers.interfaces import ChatOnlyTier
+from ...tiers.local import EngineLocalTier
 from ...tiers.providers.registry import provider_of
 from .route import RequestContext, Route, translated
 
@@ -105,7 +105,7 @@ async def show(context: RequestContext) -> WireResponse:
 async def running(context: RequestContext) -> WireResponse:
     names = await context.router.names()
     local = names.tiers.local
-    in_memory = local is not None and (not isinstance(local, UnloadingLocalTier) or local.loaded)
+    in_memory = local is not None and (not isinstance(local, EngineLocalTier) or local.loaded)
     cards = [names.card(local.model_id)] if local is not None and in_memory else []
     return WireResponse.json({"models": [{**_entry(names, card), "size_vram": 0} for card in cards]})
 
@@ -139,14 +139,14 @@ def _capabilities(names: ModelNames, card: ModelCard) -> list[str]:
 
 
 ROUTES = (
-    Route("POST", "/api/chat", partial(answer, kind=OllamaChat),
+    Route("POST /api/chat", partial(answer, kind=OllamaChat),
           "routed chat in Ollama's API; streamed unless `stream` is false", OllamaChat, streams=True),
-    Route("POST", "/api/generate", partial(answer, kind=OllamaGenerate),
+    Route("POST /api/generate", partial(answer, kind=OllamaGenerate),
           "one routed prompt in Ollama's API", OllamaGenerate, streams=True),
-    Route("POST", "/api/embed", embed, "`/v1/embeddings` in Ollama's API", OllamaEmbed),
-    Route("POST", "/api/embeddings", embed_one, "embedding of one text, for older Ollama clients", OllamaEmbedding),
-    Route("GET", "/api/tags", list_models, "`/v1/models` in Ollama's API"),
-    Route("GET", "/api/ps", running, "the device's model, if it is in memory"),
-    Route("POST", "/api/show", show, "details of one model", OllamaShow),
-    Route("GET", "/api/version", version, "the implemented version of the Ollama API"),
+    Route("POST /api/embed", embed, "`/v1/embeddings` in Ollama's API", OllamaEmbed),
+    Route("POST /api/embeddings", embed_one, "embedding of one text, for older Ollama clients", OllamaEmbedding),
+    Route("GET /api/tags", list_models, "`/v1/models` in Ollama's API"),
+    Route("GET /api/ps", running, "the device's model, if it is in memory"),
+    Route("POST /api/show", show, "details of one model", OllamaShow),
+    Route("GET /api/version", version, "the implemented version of the Ollama API"),
 )  # fmt: skip

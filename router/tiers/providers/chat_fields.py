@@ -11,14 +11,12 @@ from typing import Any
 
 import msgspec
 
-from ....protocol.dialects.chat_chunks import arguments_of
-from ....protocol.dialects.pieces import in_order
+from ....protocol.dialects.chat_chunks import arguments_of, in_order
 from ....protocol.errors import invalid_value
 from ....protocol.hints import EFFORTS, HINTS, Hints
-from ....protocol.http.lenient_json import json_bytes
+from ....protocol.http.lenient_json import json_bytes, object_of, table, tables
 from ....protocol.structured import function_tools
 from ....protocol.turns import as_function
-from ...request.json_narrowing import object_of, table, tables
 from .provider import Provider
 
 #: Fields to ignore: hints that do not change the answer, and fields that the router itself handles.

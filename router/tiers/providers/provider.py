@@ -1,25 +1,30 @@
-"""Interface of a provider. The defaults are those of OpenAI's API, which needs no translation."""
+"""Interface of a provider, and the builders of chat chunks. OpenAI's API needs no translation; Azure's is a variant."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
 
+from ....accounting.reported_usage import counted
+from ....protocol.dialects.chat_chunks import ChatChunks, order_of
 from ....protocol.errors import UnsupportedFeatureError
 from ....protocol.http.forwarding import NativeRequest
-from ....protocol.http.lenient_json import json_keeping, json_of
-from ...request.json_narrowing import object_in, table
+from ....protocol.http.lenient_json import json_bytes, json_keeping, json_of, object_in, table
 from ..failures import CloudFailure, refused, reported
-from .chunks import completion_of
 
 #: HTTP status of an error and OpenAI's code for the error, if there is one, by the provider's name of the error.
 ErrorCodes = Mapping[str, tuple[int, str | None]]
+#: Function that returns the chat completion chunks of an answer, or of an event of its stream; none for a keep-alive.
+Translator = Callable[[dict[str, Any]], list[dict[str, Any]]]
 #: Request fields that need a capability, keyed by the capability.
 _NEEDED = {
     "grammars": ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar"),
@@ -27,6 +32,67 @@ _NEEDED = {
     "tools": ("tools", "tool_choice", "functions", "function_call"),
     "continuation": ("continue_final_message",),
 }
+
+
+def whole(value: Any) -> int:
+    """Return a count or index, or 0 for an invalid value."""
+    return counted(value) or 0
+
+
+def arguments_of(value: Any) -> str:
+    """Return a tool call's arguments as JSON text; raw JSON stays unchanged."""
+    text = bytes(value) if isinstance(value, msgspec.Raw) else json_bytes(value)
+    return "{}" if text == b"null" else text.decode()
+
+
+def tool_call(identifier: str, name: str, arguments: str, **more: Any) -> dict[str, Any]:
+    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}, **more}
+
+
+def completion_of(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return the whole completion. A message with a different order than its fields also has `deltas`."""
+    whole, deltas = ChatChunks(), defaultdict[int, list[dict[str, Any]]](list)
+    for chunk in chunks:
+        whole.read(chunk)
+        for choice in chunk["choices"]:
+            deltas[choice["index"]].append(choice["delta"])
+    completion = whole.whole()
+    for choice in completion["choices"]:
+        choice["message"] |= order_of(deltas[choice["index"]])
+    return completion
+
+
+def usage_of(read: int, written: int, cached: int, stored: int = 0, **more: Any) -> dict[str, Any]:
+    """Return OpenAI's usage object. `cached` and `stored`: tokens read from and written to the cache."""
+    counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    details = {"cached_tokens": cached, **({"cache_write_tokens": stored} if stored else {})}
+    return {**counts, "prompt_tokens_details": details, **more}
+
+
+class ChunkMaker:
+    """Builder of the chunks of one stream, which share ID, model and time."""
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.model = ""
+        self._created = int(time.time())
+        self._lengths = Counter[tuple[int, str]]()  # lengths of the messages' lists, by choice and field
+
+    def entries(self, field: str, added: list[dict[str, Any]], index: int = 0) -> list[dict[str, Any]]:
+        """Return entries to append to a message's list, each with its index, by which clients join deltas."""
+        first = self._lengths[index, field]
+        self._lengths[index, field] += len(added)
+        return [{"index": place, **entry} for place, entry in enumerate(added, first)]
+
+    def delta(self, delta: dict[str, Any], finish: str | None = None, index: int = 0) -> dict[str, Any]:
+        return self._chunk([{"index": index, "delta": delta, "finish_reason": finish}])
+
+    def usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        return {**self._chunk([]), "usage": usage}
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        about = {"id": self.id, "object": "chat.completion.chunk", "created": self._created, "model": self.model}
+        return {**about, "choices": choices}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +124,6 @@ class ProviderCall:
     body: dict[str, Any]
     # Notes on what was changed to fit the API.
     notes: tuple[str, ...] = ()
-
-
-class ChatEvents(ABC):
-    """Translator of one answer: of the events of a stream, or of a whole answer."""
-
-    @abstractmethod
-    def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the chat completion chunks of an event or of a whole answer; none for a keep-alive."""
 
 
 class Provider(ABC):
@@ -102,10 +160,10 @@ class Provider(ABC):
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a whole answer as a chat completion, by default with the translator of `events`."""
-        events = self.events()
-        return body if events is None else completion_of(events.read(body))
+        translate = self.events()
+        return body if translate is None else completion_of(translate(body))
 
-    def events(self) -> ChatEvents | None:
+    def events(self) -> Translator | None:
         """Return a translator of one answer, or None if answers are already completions and chunks."""
         return None
 
@@ -151,3 +209,32 @@ class Provider(ABC):
 
 def with_query(path: str, query: Mapping[str, str]) -> str:
     return f"{path}?{httpx.QueryParams(dict(query))}" if query else path
+
+
+class OpenAIProvider(Provider):
+    """Any OpenAI-compatible server. Requests are not checked, since the server itself refuses unsupported fields."""
+
+    name = "openai"
+    capabilities = Capabilities(predictions=True, continuation=True, grammars=True, seeds=True)
+
+    def call(self, path: str, body: dict[str, Any], query: Mapping[str, str]) -> ProviderCall:
+        return ProviderCall(with_query(path, query), body)
+
+
+class AzureProvider(Provider):
+    """Azure OpenAI. With `api-version` in the query, each model has a path; else OpenAI's paths below `/openai/v1`."""
+
+    name = "azure"
+    capabilities = Capabilities(predictions=True, seeds=True, lists_models=False)
+
+    def base_path(self, query: Mapping[str, str]) -> str:
+        return "/openai" if "api-version" in query else "/openai/v1"
+
+    def headers(self, api_key: str | None) -> dict[str, str]:
+        return {"api-key": api_key} if api_key else {}
+
+    def call(self, path: str, body: dict[str, Any], query: Mapping[str, str]) -> ProviderCall:
+        self.check(path, body)
+        if "api-version" in query:
+            path = f"deployments/{quote(str(body.get('model', '')), safe='')}/{path}"
+        return ProviderCall(with_query(path, query), body)

@@ -10,8 +10,7 @@ import httpx
 from ....protocol.errors import ConfigurationError
 from .anthropic import AnthropicProvider
 from .gemini import GeminiProvider
-from .openai import AzureProvider, OpenAIProvider
-from .provider import Provider
+from .provider import AzureProvider, OpenAIProvider, Provider
 
 GROUP = "updraft.providers"
 _BUILT_IN: dict[str, type[Provider]] = {

@@ -337,9 +337,9 @@ def test_gate_1_escalations_stay_in_the_promise(tmp_path: Path) -> None:
     for i in range(1_200):
         hard = bool(rng.random() < 0.3)
         gates = (careful if hard else careless).begin()
-        if gates.before([], None).escalate:
+        if gates.judge(1, [], LocalAnswer(), None).escalate:
             continue
-        verdict = gates.after([], LocalAnswer(), None)
+        verdict = gates.judge(3, [], LocalAnswer(), None)
         gain = hard or bool(rng.random() < 0.1)
         prompt = f"{'Prove rigorously that' if hard else 'Please add up'} {i} {' '.join(rng.choice(WORDS, 5))}"
         logprobs = -rng.exponential(0.1 if hard or not gain else 0.8, 6).astype(np.float32)

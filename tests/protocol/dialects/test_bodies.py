@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
-from updraft.protocol.dialects.bodies import TranslatedBody
+from updraft.protocol.http.sse import TranslatedBody
 
 
 class Body:

@@ -20,8 +20,8 @@ from certificates import Authority
 from serving import serving
 from starlette.types import Receive, Scope, Send
 from updraft.protocol.http import connection, tls
+from updraft.protocol.http.access import ConnectionLimits
 from updraft.protocol.http.app import CLIENT_GONE
-from updraft.protocol.http.connection_limits import ConnectionLimits
 from updraft.protocol.http.tls import TlsFiles
 from waiting import wait_for
 

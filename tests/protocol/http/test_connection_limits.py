@@ -6,7 +6,7 @@ import logging
 
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.protocol.http.connection_limits import ConnectionLimits
+from updraft.protocol.http.access import ConnectionLimits
 from updraft.protocol.telemetry.logs import MAX_LINES_A_MINUTE, LogRateLimit
 
 

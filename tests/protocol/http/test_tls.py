@@ -21,7 +21,7 @@ from serving import serving
 from starlette.types import Receive, Scope, Send
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.http import tls
-from updraft.protocol.http.connection_limits import ConnectionLimits
+from updraft.protocol.http.access import ConnectionLimits
 from updraft.protocol.http.tls import TlsFiles, check_encrypted
 from waiting import wait_for
 

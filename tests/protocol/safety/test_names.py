@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 import pytest
 from updraft.protocol.errors import InvalidRequestError, ModelNotFoundError
-from updraft.protocol.requests import parse_chat, parse_completion
 from updraft.protocol.safety.names import check_names
 from updraft.router.request.chat_request import read_model
+from wire_requests import parse_chat, parse_completion
 
 LONG = "canary" + "m" * 8_000_000
 TOOL = {"type": "function", "function": {"name": LONG, "parameters": {}}}

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.protocol.safety.terminal_text import PrintableStream, printable
+from updraft.protocol.safety.redaction import PrintableStream, printable
 from updraft.protocol.telemetry.logs import log_to_stderr
 
 SEQUENCES = {

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 from router_fakes import FakeCloud
-from updraft.router.accounting.ledger import Ledger
-from updraft.router.accounting.ledger_writer import RequestWriter, collect_rows
+from updraft.router.accounting.ledger import Ledger, RequestWriter, collect_rows
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="processes are forked and killed by signal")
 

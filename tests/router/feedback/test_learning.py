@@ -25,7 +25,7 @@ from updraft.classifier.policy.folders import policy_folder_of
 from updraft.embedded.pocket import policy_folder as pocket_policy_folder
 from updraft.protocol.http.wire import WireRequest
 from updraft.protocol.requests import Message
-from updraft.router.accounting.prices import Prices
+from updraft.router.accounting.budget import Prices
 from updraft.router.accounting.request_record import RequestRecord
 from updraft.router.config import CacheSettings, CloudTierConfig, RouterConfig
 from updraft.router.factory import load_learning_gates
@@ -449,9 +449,10 @@ class Watching(ScriptedGates):
         super().__init__()
         self.asked_for: list[float | None] = []
 
-    def before(self, messages: Any, quality: float | None) -> GateDecision:
-        self.asked_for.append(quality)
-        return super().before(messages, quality)
+    def judge(self, gate: int, messages: Any, answer: LocalAnswer, quality: float | None) -> GateDecision:
+        if gate == 1:
+            self.asked_for.append(quality)
+        return super().judge(gate, messages, answer, quality)
 
 
 def test_an_alarm_makes_the_gates_more_cautious_and_ends(tmp_path: Path) -> None:
@@ -459,14 +460,14 @@ def test_an_alarm_makes_the_gates_more_cautious_and_ends(tmp_path: Path) -> None
     monitor = DriftMonitor(rng.beta(1, 3, 500))
     inner = Watching()
     gates = ExplorationGates(inner, monitor=monitor)
-    assert gates.before(ASKED, None).reason == "gate 1"
+    assert gates.judge(1, ASKED, LocalAnswer(), None).reason == "gate 1"
     for p_gain in rng.beta(6, 2, 300):
         monitor.observe(float(p_gain))
-    decision = gates.before(ASKED, None)
+    decision = gates.judge(1, ASKED, LocalAnswer(), None)
     assert decision.reason.startswith("cautious, requests are unlike those of the calibration (distance 0.")
-    gates.before(ASKED, 0.8)
+    gates.judge(1, ASKED, LocalAnswer(), 0.8)
     assert inner.asked_for == [None, pytest.approx(0.95), pytest.approx(0.9)]
-    assert gates.after(ASKED, LocalAnswer(), None).reason.startswith("cautious")
+    assert gates.judge(3, ASKED, LocalAnswer(), None).reason.startswith("cautious")
     for p_gain in rng.beta(1, 3, 600):
         monitor.observe(float(p_gain))
     assert monitor.alarm is None
@@ -519,7 +520,7 @@ def test_a_folder_without_a_card_is_no_policy(tmp_path: Path, monkeypatch: pytes
     folder.mkdir(parents=True)
     (folder / "gate1.onnx").write_bytes(b"the rest was never written")
     gates = load_learning_gates(RouterConfig(local="small.gguf", cloud_model="large"), "small")
-    assert gates.before(ASKED, None).reason.startswith("no policy is calibrated for this pair")
+    assert gates.judge(1, ASKED, LocalAnswer(), None).reason.startswith("no policy is calibrated for this pair")
 
 
 @pytest.mark.parametrize("target", [{"quality": 0.9}, {"cloud_share": 0.3}, {"cost": 0.1}])
@@ -530,7 +531,7 @@ def test_a_policy_of_another_pair_has_no_alarm(
     policy: dict[str, Any] = {"policy": str(pocket_policy_folder()), "allow_foreign_policy": True}
     target = {**target, "prices": Prices(cloud_input=0.5, cloud_output=1.5)}
     gates = load_learning_gates(RouterConfig(local="small.gguf", cloud_model="large", **policy, **target), "small")
-    assert gates.before(ASKED, None).reason.startswith("uncalibrated for this pair")
+    assert gates.judge(1, ASKED, LocalAnswer(), None).reason.startswith("uncalibrated for this pair")
     assert gates.monitor is None
     own = load_learning_gates(RouterConfig(local="pocket", cloud_model="pocket-large", **target), "pocket-small")
     assert own.monitor is not None and own.monitor.alarm is None

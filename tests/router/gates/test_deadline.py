@@ -10,9 +10,9 @@ import pytest
 from cascade_bench import Bench, run
 from router_fakes import FakeCloud, ScriptedGates
 from updraft.protocol.errors import ContextLengthError
-from updraft.router.gates.deadline import LatencyEstimates, plan
 from updraft.router.gates.exploration import ExplorationGates
-from updraft.router.tiers import retries
+from updraft.router.gates.rules import LatencyEstimates, plan
+from updraft.router.tiers import failures
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_coin_is_not_thrown_in_a_hurry(bench: Any, cloud: FakeCloud, tmp_pat
 
 def test_a_hurry_forbids_no_answer(bench: Any, cloud: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tier that was chosen fails at once: there is time for the other one after all."""
-    monkeypatch.setattr(retries, "_BACKOFF_S", (100.0, 100.0))  # no time for another try
+    monkeypatch.setattr(failures, "_BACKOFF_S", (100.0, 100.0))  # no time for another try
 
     async def test() -> None:
         async with bench(ScriptedGates(after=True)) as b:

@@ -20,12 +20,13 @@ from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.gates.gates import (
     ConfidenceGates,
     ConfidenceSignal,
+    GateSelection,
     NoPolicyGates,
     PolicyGates,
     check_quality,
     confidence_of,
+    load_gates,
 )
-from updraft.router.gates.selection import GateSelection, load_gates
 from updraft.router.tiers.interfaces import LocalAnswer
 
 MESSAGES = [Message(role="user", content="What is 2 + 2?")]
@@ -79,13 +80,13 @@ def written(*logprobs: float) -> LocalAnswer:
 
 def test_a_policy_escalates_above_its_threshold() -> None:
     gates = PolicyGates(ScriptedPolicy(), Target())
-    before = gates.before(MESSAGES, 0.98)
+    before = gates.judge(1, MESSAGES, LocalAnswer(), 0.98)
     assert (before.escalate, before.gate, before.p_gain, before.threshold) == (False, 1, 0.2, 0.5)
-    assert gates.during(MESSAGES, written(-1.0), 0.98).escalate
-    after = gates.after(MESSAGES, written(-1.0), 0.98)
+    assert gates.judge(2, MESSAGES, written(-1.0), 0.98).escalate
+    after = gates.judge(3, MESSAGES, written(-1.0), 0.98)
     assert not after.escalate, "at the threshold is not above it"
     assert after.reason == "P(gain) 0.400 within threshold 0.400 after generation"
-    assert PolicyGates(ScriptedPolicy(after=math.nan), Target()).after(MESSAGES, written(-1.0), 0.98).escalate
+    assert PolicyGates(ScriptedPolicy(after=math.nan), Target()).judge(3, MESSAGES, written(-1.0), 0.98).escalate
 
 
 def test_gate_2_looks_at_the_last_tokens_and_gate_3_at_all() -> None:
@@ -93,8 +94,8 @@ def test_gate_2_looks_at_the_last_tokens_and_gate_3_at_all() -> None:
     gates = PolicyGates(policy, Target())
     answer = written(-1.0, -2.0, -3.0, -4.0, -5.0)
     answer.prompt_hidden = np.ones(3, dtype=np.float32)
-    gates.during(MESSAGES, answer, 0.98)
-    gates.after(MESSAGES, answer, 0.98)
+    gates.judge(2, MESSAGES, answer, 0.98)
+    gates.judge(3, MESSAGES, answer, 0.98)
     during, after = policy.views
     assert during.logprobs.tolist() == [-2.0, -3.0, -4.0, -5.0]
     assert after.logprobs.dtype == np.float32
@@ -110,19 +111,19 @@ def test_a_quality_beyond_calibration_is_the_requests_fault() -> None:
 
 def test_confidence_without_a_policy() -> None:
     gates = ConfidenceGates(0.8)
-    assert not gates.before(MESSAGES, None).escalate
+    assert not gates.judge(1, MESSAGES, LocalAnswer(), None).escalate
     with pytest.raises(InvalidRequestError, match="updraft calibrate"):
         check_quality(gates, 0.98)
     sure, unsure = written(*[math.log(0.9)] * 20), written(*[math.log(0.7)] * 20)
-    assert not gates.after(MESSAGES, sure, 0.98).escalate
-    decision = gates.after(MESSAGES, unsure, 0.98)
+    assert not gates.judge(3, MESSAGES, sure, 0.98).escalate
+    decision = gates.judge(3, MESSAGES, unsure, 0.98)
     assert decision.escalate
     assert decision.reason == "uncalibrated: confidence 0.70 below threshold 0.80 after generation"
     assert decision.p_gain is None
-    assert not gates.during(MESSAGES, unsure, 0.98).escalate
+    assert not gates.judge(2, MESSAGES, unsure, 0.98).escalate
     collapsed = written(*[math.log(0.99)] * 100, *[math.log(0.2)] * 16)
-    assert gates.during(MESSAGES, collapsed, 0.98).escalate
-    assert gates.after(MESSAGES, written(), 0.98).escalate
+    assert gates.judge(2, MESSAGES, collapsed, 0.98).escalate
+    assert gates.judge(3, MESSAGES, written(), 0.98).escalate
 
 
 def test_confidence_by_entropy_and_by_margin() -> None:
@@ -135,22 +136,22 @@ def test_confidence_by_entropy_and_by_margin() -> None:
         assert confidence_of([], by) == 0.0
     assert confidence_of([FakeSignals(margin=-1e6)], "margin") == 0.0  # a sampled token that hardly any other is below
     unsure = LocalAnswer(signals=[FakeSignals(-0.01, math.log(4), 5.0)] * 9)
-    by_entropy = ConfidenceGates(0.8, "entropy").after(MESSAGES, unsure, None)
+    by_entropy = ConfidenceGates(0.8, "entropy").judge(3, MESSAGES, unsure, None)
     assert by_entropy.escalate
     assert by_entropy.reason == "uncalibrated: confidence by entropy 0.25 below threshold 0.80 after generation"
-    by_margin = ConfidenceGates(0.8, "margin").after(MESSAGES, unsure, None)
+    by_margin = ConfidenceGates(0.8, "margin").judge(3, MESSAGES, unsure, None)
     assert not by_margin.escalate
     assert by_margin.reason == "uncalibrated: confidence by margin 0.99 reaches threshold 0.80 after generation"
     unknown = LocalAnswer(signals=[FakeSignals(entropy=math.nan)])
-    assert ConfidenceGates(0.8, "entropy").after(MESSAGES, unknown, None).escalate
+    assert ConfidenceGates(0.8, "entropy").judge(3, MESSAGES, unknown, None).escalate
 
 
 def test_the_target_of_the_router_and_that_of_a_request() -> None:
     policy = ScriptedPolicy()
     gates = PolicyGates(policy, Target("cloud_share", 0.2))
-    gates.before(MESSAGES, None)
-    gates.before(MESSAGES, 0.9)
-    gates.before(MESSAGES, None)
+    gates.judge(1, MESSAGES, LocalAnswer(), None)
+    gates.judge(1, MESSAGES, LocalAnswer(), 0.9)
+    gates.judge(1, MESSAGES, LocalAnswer(), None)
     assert policy.targets == [Target("cloud_share", 0.2), Target("quality", 0.9)]
 
 
@@ -167,16 +168,18 @@ def test_choice_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(gates("auto", PAIR, confidence=0.8), ConfidenceGates)
     assert isinstance(gates(str(tmp_path), PAIR), PolicyGates)
     for name in (str(tmp_path), "auto"):
-        foreign = gates(name, other, allow_foreign=True).before(MESSAGES, None).reason
+        foreign = gates(name, other, allow_foreign=True).judge(1, MESSAGES, LocalAnswer(), None).reason
         assert foreign.startswith("uncalibrated for this pair (policy of small with large)")
-        assert gates(name, PAIR, allow_foreign=True).before(MESSAGES, None).reason.startswith("P(gain)")
+        assert (
+            gates(name, PAIR, allow_foreign=True).judge(1, MESSAGES, LocalAnswer(), None).reason.startswith("P(gain)")
+        )
     with pytest.raises(
         ConfigurationError, match="calibrated for small with large, but this router runs small with gpt"
     ):
         gates(str(tmp_path), other)
     without = gates("auto", other)
     assert isinstance(without, NoPolicyGates)
-    decision = without.before(MESSAGES, None)
+    decision = without.judge(1, MESSAGES, LocalAnswer(), None)
     assert decision.escalate
     assert "no policy is calibrated for this pair" in decision.reason
     assert "updraft calibrate" in decision.reason
@@ -192,12 +195,12 @@ def test_uncalibrated_requests_escalate_before_generation() -> None:
         ([*earlier, Message(role="user", content="and why?")], "conversations of 3 turns"),
         ([Message(role="user", content="Почему небо голубое?")], "Cyrillic script"),
     ):
-        decision = gates.before(messages, None)
+        decision = gates.judge(1, messages, LocalAnswer(), None)
         assert (decision.escalate, decision.gate, decision.p_gain) == (True, 1, None)
         assert decision.reason == f"the policy was not calibrated on {unknown}"
-    assert not gates.before([Message(role="system", content="Be brief."), *MESSAGES], None).escalate
+    assert not gates.judge(1, [Message(role="system", content="Be brief."), *MESSAGES], LocalAnswer(), None).escalate
     policy.calibrated_on = CalibrationScope(("Cyrillic", "Latin"), turns=3)
-    assert not gates.before([*earlier, Message(role="user", content="почему?")], None).escalate
+    assert not gates.judge(1, [*earlier, Message(role="user", content="почему?")], LocalAnswer(), None).escalate
 
 
 def test_invalid_policy_folder(tmp_path: Path) -> None:
@@ -214,7 +217,7 @@ def test_a_target_of_a_request_is_computed_once_and_never_beside_others() -> Non
     computed = len(policy.targets)
     assert computed == 499
     for number in range(1, 500):
-        gates.before(MESSAGES, number / 1000)
+        gates.judge(1, MESSAGES, LocalAnswer(), number / 1000)
         gates.check(number / 1000 - 1e-9)
     assert len(policy.targets) == computed
 
@@ -237,20 +240,22 @@ def test_the_stricter_target_of_an_alarm_is_computed_beforehand() -> None:
     gates.check(0.9)
     computed = len(policy.targets)
     monitor.alarm = "the requests have changed"
-    gates.before(MESSAGES, 0.9)
+    gates.judge(1, MESSAGES, LocalAnswer(), 0.9)
     assert len(policy.targets) == computed
 
 
 def test_a_promise_on_average_is_named_in_every_reason_and_kept_for_targets_of_requests() -> None:
     policy = ScriptedPolicy()
     gates = PolicyGates(policy, Target("cloud_share", 0.3, promise="mean"))
-    decision = gates.before(MESSAGES, None)
+    decision = gates.judge(1, MESSAGES, LocalAnswer(), None)
     assert (
         decision.reason == "P(gain) 0.200 within threshold 0.500 before generation, which keeps the target on average"
     )
-    gates.before(MESSAGES, 0.9)
+    gates.judge(1, MESSAGES, LocalAnswer(), 0.9)
     assert policy.targets == [Target("cloud_share", 0.3, promise="mean"), Target("quality", 0.9, promise="mean")]
-    assert "on average" not in PolicyGates(policy, Target("quality", 0.9)).before(MESSAGES, None).reason
+    assert (
+        "on average" not in PolicyGates(policy, Target("quality", 0.9)).judge(1, MESSAGES, LocalAnswer(), None).reason
+    )
 
 
 def test_no_reason_names_a_promise_that_nobody_gives() -> None:
@@ -260,9 +265,11 @@ def test_no_reason_names_a_promise_that_nobody_gives() -> None:
     own, answer = PolicyGates(ScriptedPolicy(), mean), written(-0.1)
     for gates, promised in ((own, True), (foreign, False), (cost, False)):
         decisions = (
-            gates.before(MESSAGES, None),
-            gates.during(MESSAGES, answer, None),
-            gates.after(MESSAGES, answer, None),
+            gates.judge(1, MESSAGES, LocalAnswer(), None),
+            gates.judge(2, MESSAGES, answer, None),
+            gates.judge(3, MESSAGES, answer, None),
         )
         assert [decision.reason.endswith("on average") for decision in decisions] == [promised] * 3
-    assert cost.before(MESSAGES, 0.9).reason.endswith("on average"), "a request's own quality is promised all the same"
+    assert cost.judge(1, MESSAGES, LocalAnswer(), 0.9).reason.endswith("on average"), (
+        "a request's own quality is promised all the same"
+    )

@@ -19,8 +19,8 @@ from updraft.router.config import LocalModelOptions, RouterConfig
 from updraft.router.factory import load_tiers, model_file
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
-from updraft.router.tiers.local_server.address import is_private, server_address
-from updraft.router.tiers.local_server.tokens import ServerSignals
+from updraft.router.tiers.local_server.generation import ServerSignals
+from updraft.router.tiers.local_server.tier import is_private, server_address
 
 USER: list[Any] = [{"role": "user", "content": "hello"}]
 PROBED = {"choices": [{"message": {"content": "a"}, "finish_reason": "length"}]}

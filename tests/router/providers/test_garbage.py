@@ -46,10 +46,10 @@ def bodies(words: tuple[str, ...]) -> st.SearchStrategy[dict[str, Any]]:
 @given(data=st.data())
 def test_no_answer_breaks_the_translation(provider: Provider, data: st.DataObject) -> None:
     drawn = bodies(_WORDS[provider.name])
-    stream = provider.events()
-    assert stream is not None
+    translate = provider.events()
+    assert translate is not None
     for event in data.draw(st.lists(drawn, max_size=4)):
-        for chunk in stream.read(event):
+        for chunk in translate(event):
             msgspec.json.encode(chunk)
             assert all(is_piece(choice) for choice in chunk["choices"])
             assert "usage" not in chunk or ReportedUsage.of(chunk) is not None

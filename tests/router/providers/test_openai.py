@@ -14,7 +14,7 @@ from updraft.router.config import RouterConfig
 from updraft.router.settings_sources import load_config
 from updraft.router.tiers.failures import CloudFailure
 from updraft.router.tiers.providers import registry
-from updraft.router.tiers.providers.openai import OpenAIProvider
+from updraft.router.tiers.providers.provider import OpenAIProvider
 
 DONE: dict[str, Any] = {"choices": [{"message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}]}
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from provider_daemons import running_daemons
 from scripted_provider import ScriptedProvider, anthropic_says, running_provider
-from updraft.protocol.dialects.opaque_state import blocks_of, restored, seal
+from updraft.protocol.dialects.chat_chunks import blocks_of, restored, seal
 from updraft.router.privacy.rules import Privacy
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

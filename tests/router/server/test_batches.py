@@ -29,9 +29,8 @@ from updraft.router.accounting.ledger import Ledger
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
-from updraft.router.server.batches.interactive import InteractiveRequests
 from updraft.router.server.batches.lines import answer_line, answered
-from updraft.router.server.batches.run import Background, BatchRun, Stores
+from updraft.router.server.batches.run import Background, BatchRun, InteractiveRequests, Stores
 from updraft.router.storage.batch_store import Batch, BatchJob, BatchStore
 from updraft.router.storage.file_store import DATABASE, MB, FileMetadata, FilesDatabase, FileStore
 from waiting import wait_for

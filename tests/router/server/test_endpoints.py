@@ -28,12 +28,12 @@ async def fail(_: RequestContext) -> WireResponse:
 
 
 TABLE = (
-    Route("GET", "/things", echo, "list"),
-    Route("POST", "/things", echo, "create"),
-    Route("POST", "/things/count", echo, "count"),
-    Route("GET", "/things/{thing}", echo, "retrieve"),
-    Route("GET", "/things/{thing}/parts/{part:path}", echo, "a part"),
-    Route("GET", "/v1.0", fail, "fails"),
+    Route("GET /things", echo, "list"),
+    Route("POST /things", echo, "create"),
+    Route("POST /things/count", echo, "count"),
+    Route("GET /things/{thing}", echo, "retrieve"),
+    Route("GET /things/{thing}/parts/{part:path}", echo, "a part"),
+    Route("GET /v1.0", fail, "fails"),
 )
 
 

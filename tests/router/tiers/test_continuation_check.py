@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.router.tiers.continuation_check import Continuation
+from updraft.router.tiers.answer_shapes import Continuation
 
 BEGUN = "The capital of France is"
 

@@ -3,99 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from typing import Any
 
-import numpy as np
 import pytest
-from router_fakes import FakeSignals, FakeToken
+from router_fakes import SlowEngine
 from updraft.protocol.errors import ContextLengthError, EngineError
 from updraft.protocol.requests import Message
-from updraft.protocol.sampling import SamplingDefaults, SamplingParams
+from updraft.protocol.sampling import SamplingParams
 from updraft.router.tiers.local import EngineLocalTier
-from updraft.text.chat import ChatTemplate
 
 MESSAGES = [Message(role="user", content="hi")]
 PARAMS = SamplingParams()
-
-
-class SlowRun:
-    """Like `LocalRun`: nothing more comes after `close`."""
-
-    prompt_tokens = 3
-    cached_tokens = 2
-    prompt_hidden = np.zeros(4, dtype=np.float32)
-    prompt_logprobs = np.zeros(2, dtype=np.float32)
-    prompt_scores = None
-    reasoning = None
-
-    def __init__(self, engine: SlowEngine) -> None:
-        self._engine = engine
-        self._closed = False
-        self._index = 0
-        self.signals: list[Any] = []
-        self.text = ""
-        self.finish_reason: Any = None
-        self.stop_reason: Any = None
-        self.sampling = SamplingDefaults()
-        self.answer_hidden: Any = None
-
-    def __aiter__(self) -> SlowRun:
-        return self
-
-    async def __anext__(self) -> FakeToken:
-        await asyncio.sleep(self._engine.delay_s)
-        if self._closed:
-            raise StopAsyncIteration
-        index, self._index = self._index, self._index + 1
-        if index == self._engine.fails_at:
-            raise EngineError("decode failed")
-        if index == self._engine.length:
-            self.signals.append(FakeSignals())
-            self.text += "held back"
-            self.finish_reason = "stop"
-            self.answer_hidden = np.ones(4, dtype=np.float32)
-            raise StopAsyncIteration
-        token = FakeToken(index, f"t{index} ", FakeSignals())
-        self.signals.append(token.signals)
-        self.text += token.text
-        return token
-
-    def close(self) -> None:
-        self._engine.open -= not self._closed
-        self._closed = True
-
-
-class SlowEngine:
-    model_id = "slow"
-    context_length = 512
-    tool_format = None
-    reasoning = None
-    chat_template = ChatTemplate("{{ messages }}")
-
-    def __init__(self) -> None:
-        self.length, self.delay_s, self.fails_at = 5, 0.0, -1
-        self.open = self.most_open = 0
-        self.closed = False
-        self.lock = threading.Lock()
-
-    def start(self, messages: Any, params: Any, **options: Any) -> SlowRun:
-        if messages[0].content == "long":
-            raise ContextLengthError("too long")
-        with self.lock:
-            self.open += 1
-            self.most_open = max(self.most_open, self.open)
-        return SlowRun(self)
-
-    def vocabulary(self) -> Any:
-        raise NotImplementedError
-
-    def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
-        return b"t"
-
-    def close(self) -> None:
-        self.closed = True
 
 
 async def collect(tier: EngineLocalTier) -> str:

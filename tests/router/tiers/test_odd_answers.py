@@ -10,10 +10,9 @@ import httpx
 import pytest
 from updraft.router.tiers.answer_shapes import completion_in
 from updraft.router.tiers.cloud import HttpCloudTier
-from updraft.router.tiers.connection import CloudEndpoint
+from updraft.router.tiers.connection import CloudEndpoint, HttpCloudStream
 from updraft.router.tiers.failures import CloudFailure, refused
-from updraft.router.tiers.providers.openai import OpenAIProvider
-from updraft.router.tiers.stream import HttpCloudStream
+from updraft.router.tiers.providers.provider import OpenAIProvider
 
 URL = "https://cloud.example/v1"
 ENDPOINT = CloudEndpoint(URL, timeout_s=60.0)

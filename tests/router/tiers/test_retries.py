@@ -11,11 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from router_fakes import unused_url
-from updraft.router.tiers import retries
+from updraft.router.tiers import failures
 from updraft.router.tiers.cloud import HttpCloudTier
 from updraft.router.tiers.connection import CloudEndpoint
-from updraft.router.tiers.failures import CloudFailure, invalid_answer, refused, timed_out, unreachable
-from updraft.router.tiers.retries import HUNG_S, RULES, CloudCalls
+from updraft.router.tiers.failures import (
+    HUNG_S,
+    RULES,
+    CloudCalls,
+    CloudFailure,
+    invalid_answer,
+    refused,
+    timed_out,
+    unreachable,
+)
 
 URL = "http://cloud.example/v1"
 COOL_DOWN_S = RULES.recovery
@@ -184,7 +192,7 @@ def test_neither_a_short_deadline_nor_one_slow_answer_among_others_opens_it() ->
 
 
 def test_one_request_that_never_reaches_the_cloud_opens_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_BACKOFF_S", (0.0, 0.0))
+    monkeypatch.setattr(failures, "_BACKOFF_S", (0.0, 0.0))
 
     async def test() -> None:
         tier = HttpCloudTier(CloudEndpoint(f"{unused_url()}/v1"))
@@ -197,7 +205,7 @@ def test_one_request_that_never_reaches_the_cloud_opens_it(monkeypatch: pytest.M
 
 
 def test_a_connection_that_breaks_is_due_to_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "_BACKOFF_S", (0.0, 0.0))
+    monkeypatch.setattr(failures, "_BACKOFF_S", (0.0, 0.0))
     cloud, _ = calls()
     until = time.monotonic() + 30
 
@@ -228,7 +236,7 @@ class Stream:
 
 
 def test_late_trial_answer_closes_the_circuit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "TRIAL_WAIT_S", 0.01)
+    monkeypatch.setattr(failures, "TRIAL_WAIT_S", 0.01)
     cloud, clock = opened()
     clock.now += COOL_DOWN_S
     come, stream = asyncio.Event(), Stream()

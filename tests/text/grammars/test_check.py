@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 import pytest
 from updraft.protocol.errors import EngineError, InvalidRequestError, OverloadedError
-from updraft.protocol.requests import parse_chat
 from updraft.protocol.structured import Constraint
 from updraft.text.grammars.check import GrammarCheck
 from updraft.text.grammars.compiler import Vocabulary
 from updraft.text.tokenizer import Tokenizer
+from wire_requests import parse_chat
 
 POCKET = Path(__file__).resolve().parents[3] / "embedded" / "weights" / "pocket-large"
 

@@ -9,15 +9,13 @@ from typing import Any
 import msgspec
 
 from .....accounting.budget import DAY_S
-from .....protocol.decoding import decode, prepare_types
+from .....protocol.decoding import decode
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.errors import InvalidRequestError
-from .....protocol.http.ids import new_id
-from .....protocol.http.wire import WireResponse
+from .....protocol.http.wire import WireResponse, new_id
 from ....storage.batch_store import Batch, BatchStore
-from ..route import RequestContext, Route
+from ..route import RequestContext, Route, list_of, page_of, query_of
 from .files import BATCH_DAYS, expires_s
-from .pagination import list_of, page_of, query_of
 
 _ENDPOINTS = tuple(
     f"/v1/{name}"
@@ -42,9 +40,6 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     completion_window: str
     metadata: dict[str, str] | None = None
     output_expires_after: ExpiresAfter | None = None
-
-
-prepare_types(BatchRequest)
 
 
 def check_key(context: RequestContext) -> None:
@@ -110,8 +105,8 @@ async def cancel(context: RequestContext) -> WireResponse:
 _PATH = "/v1/batches"
 _BATCH = f"{_PATH}/{{batch}}"
 ROUTES = (
-    Route("POST", _PATH, create, "run the requests of a file in the background", BatchRequest, Batch),
-    Route("GET", _PATH, list_batches, "the caller's batches", query=_LISTED),
-    Route("GET", _BATCH, retrieve, "one batch", response_type=Batch),
-    Route("POST", f"{_BATCH}/cancel", cancel, "cancel a batch; its answers so far are kept", response_type=Batch),
+    Route(f"POST {_PATH}", create, "run the requests of a file in the background", BatchRequest, Batch),
+    Route(f"GET {_PATH}", list_batches, "the caller's batches", query=_LISTED),
+    Route(f"GET {_BATCH}", retrieve, "one batch", response_type=Batch),
+    Route(f"POST {_BATCH}/cancel", cancel, "cancel a batch; its answers so far are kept", response_type=Batch),
 )

@@ -9,19 +9,18 @@ from typing import Any
 
 import msgspec
 
-from .....protocol.decoding import convert, decode, prepare_types, read_object, read_switches
-from .....protocol.dialects.bodies import TranslatedBody
+from .....protocol.decoding import convert, decode, read_object, read_switches
 from .....protocol.dialects.chat_chunks import ChatChunks
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.http import sse
 from .....protocol.http.lenient_json import json_bytes, json_of
+from .....protocol.http.sse import TranslatedBody
 from .....protocol.http.wire import WireResponse
 from .....protocol.requests import ChatRequest
 from .....protocol.responses import ChatCompletion
 from ....storage.answer_store import StoredAnswer
 from ...answers import not_stored
-from ..route import RequestContext, Route
-from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
+from ..route import PAGE_PARAMETERS, RequestContext, Route, list_of, page_in, page_of, query_of
 
 _KIND = "chat.completion"
 _LISTED = (*PAGE_PARAMETERS, "model", "metadata")
@@ -31,9 +30,6 @@ class MetadataUpdate(msgspec.Struct, forbid_unknown_fields=True):
     """Body of a metadata update."""
 
     metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-
-
-prepare_types(MetadataUpdate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +146,15 @@ def _shown(message: dict[str, Any]) -> dict[str, Any]:
 
 _STORED = "/v1/chat/completions/{completion}"
 ROUTES = (
-    Route("POST", "/v1/chat/completions", create, "routed chat", ChatRequest, ChatCompletion, streams=True),
+    Route("POST /v1/chat/completions", create, "routed chat", ChatRequest, ChatCompletion, streams=True),
     Route(
-        "GET",
-        "/v1/chat/completions",
+        "GET /v1/chat/completions",
         list_stored,
         "completions stored with `store: true`; these five routes need the setting `store`",
         query=_LISTED,
     ),
-    Route("GET", _STORED, retrieve, "one stored completion"),
-    Route("POST", _STORED, update, "update its `metadata`", MetadataUpdate),
-    Route("DELETE", _STORED, delete, "delete it"),
-    Route("GET", f"{_STORED}/messages", list_messages, "messages of the request", query=PAGE_PARAMETERS),
+    Route(f"GET {_STORED}", retrieve, "one stored completion"),
+    Route(f"POST {_STORED}", update, "update its `metadata`", MetadataUpdate),
+    Route(f"DELETE {_STORED}", delete, "delete it"),
+    Route(f"GET {_STORED}/messages", list_messages, "messages of the request", query=PAGE_PARAMETERS),
 )

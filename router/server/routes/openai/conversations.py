@@ -10,14 +10,13 @@ from typing import Any
 
 import msgspec
 
-from .....protocol.decoding import decode, prepare_types
+from .....protocol.decoding import decode
 from .....protocol.dialects.responses_items import Item, is_vendor_item, items_of
 from .....protocol.dialects.responses_request import check_metadata
 from .....protocol.errors import UnsupportedFeatureError
 from .....protocol.http.wire import WireResponse
 from ....storage.answer_store import StoredAnswer, missing, only
-from ..route import RequestContext, Route
-from .pagination import PAGE_PARAMETERS, list_of, page_in, page_of, query_of
+from ..route import PAGE_PARAMETERS, RequestContext, Route, list_of, page_in, page_of, query_of
 
 _KIND = "conversation"
 _LISTED = (*PAGE_PARAMETERS, "include")
@@ -28,9 +27,6 @@ class ConversationRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     items: list[dict[str, Any]] = msgspec.field(default_factory=list[dict[str, Any]])
     metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-
-
-prepare_types(ConversationRequest)
 
 
 async def extend(context: RequestContext, conversation_id: str, items: Sequence[Item]) -> None:
@@ -111,12 +107,12 @@ def _read(context: RequestContext) -> ConversationRequest:
 _PATH = "/v1/conversations"
 _CONVERSATION, _ITEMS = f"{_PATH}/{{conversation}}", f"{_PATH}/{{conversation}}/items"
 ROUTES = (
-    Route("POST", _PATH, create, "a stored conversation; these routes need the setting `store`", ConversationRequest),
-    Route("GET", _CONVERSATION, retrieve, "one conversation"),
-    Route("POST", _CONVERSATION, update, "replace a conversation's metadata", ConversationRequest),
-    Route("DELETE", _CONVERSATION, delete, "delete a conversation"),
-    Route("POST", _ITEMS, add_items, "add items to a conversation", ConversationRequest),
-    Route("GET", _ITEMS, list_items, "items of a conversation", query=_LISTED),
-    Route("GET", f"{_ITEMS}/{{item}}", retrieve_item, "one item of a conversation"),
-    Route("DELETE", f"{_ITEMS}/{{item}}", delete_item, "delete an item of a conversation"),
+    Route(f"POST {_PATH}", create, "a stored conversation; these routes need the setting `store`", ConversationRequest),
+    Route(f"GET {_CONVERSATION}", retrieve, "one conversation"),
+    Route(f"POST {_CONVERSATION}", update, "replace a conversation's metadata", ConversationRequest),
+    Route(f"DELETE {_CONVERSATION}", delete, "delete a conversation"),
+    Route(f"POST {_ITEMS}", add_items, "add items to a conversation", ConversationRequest),
+    Route(f"GET {_ITEMS}", list_items, "items of a conversation", query=_LISTED),
+    Route(f"GET {_ITEMS}/{{item}}", retrieve_item, "one item of a conversation"),
+    Route(f"DELETE {_ITEMS}/{{item}}", delete_item, "delete an item of a conversation"),
 )

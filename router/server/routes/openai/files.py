@@ -15,9 +15,8 @@ from .....protocol.dialects.multipart import FormPart, read_form
 from .....protocol.errors import InvalidRequestError, RequestTooLargeError
 from .....protocol.http.wire import WireRequest, WireResponse
 from ....storage.file_store import MB, FileMetadata, FileObject, FileWriter
-from ...batches.interactive import TrackedBody
-from ..route import RequestContext, Route
-from .pagination import PAGE_PARAMETERS, list_of, page_of, query_of
+from ...batches.run import TrackedBody
+from ..route import PAGE_PARAMETERS, RequestContext, Route, list_of, page_of, query_of
 
 UPLOADS = "/v1/files"
 _LISTED = (*PAGE_PARAMETERS, "purpose")
@@ -132,9 +131,9 @@ async def _find(context: RequestContext) -> FileObject:
 
 _FILE = f"{UPLOADS}/{{file}}"
 ROUTES = (
-    Route("POST", UPLOADS, create, "upload a file of up to 512 MB, as a form", response_type=FileObject, form=True),
-    Route("GET", UPLOADS, list_files, "the caller's files", query=_LISTED),
-    Route("GET", _FILE, retrieve, "metadata of one file", response_type=FileObject),
-    Route("DELETE", _FILE, delete, "delete a file"),
-    Route("GET", f"{_FILE}/content", content, "content of a file"),
+    Route(f"POST {UPLOADS}", create, "upload a file of up to 512 MB, as a form", response_type=FileObject, form=True),
+    Route(f"GET {UPLOADS}", list_files, "the caller's files", query=_LISTED),
+    Route(f"GET {_FILE}", retrieve, "metadata of one file", response_type=FileObject),
+    Route(f"DELETE {_FILE}", delete, "delete a file"),
+    Route(f"GET {_FILE}/content", content, "content of a file"),
 )

@@ -13,29 +13,31 @@ from typing import Any
 import msgspec
 
 from .....protocol.decoding import read_object
-from .....protocol.dialects.bodies import TranslatedBody
 from .....protocol.dialects.chat_chunks import framed
-from .....protocol.dialects.responses_compaction import (
+from .....protocol.dialects.responses_events import (
+    ResponseEvents,
+    begun_response,
     compacted_response,
     compaction_by,
     read_compact_request,
     split_for_compaction,
+    streamed_response,
     summary_body,
+    whole_response,
 )
-from .....protocol.dialects.responses_events import ResponseEvents, begun_response, streamed_response, whole_response
 from .....protocol.dialects.responses_items import Item, items_of, since_compaction, with_own_ids
 from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
 from .....protocol.errors import InvalidRequestError, NotFoundError, UpdraftError, UpstreamError, invalid_value
 from .....protocol.http import sse
 from .....protocol.http.lenient_json import json_of
+from .....protocol.http.sse import TranslatedBody
 from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ....responses import completion as answer
 from ....storage.answer_store import StoredAnswer
 from ...answers import BackgroundResponse, is_ended, not_stored
-from ..route import RequestContext, Route, translated
+from ..route import PAGE_PARAMETERS, RequestContext, Route, page_in, page_of, query_of, switch_of, translated
 from . import tokens
 from .conversations import extend
-from .pagination import PAGE_PARAMETERS, page_in, page_of, query_of, switch_of
 
 log = logging.getLogger("updraft.router")
 
@@ -310,14 +312,14 @@ def _stored(owner: str, response: dict[str, Any], items: list[Item], events: Seq
 
 
 ROUTES = (
-    Route("POST", "/v1/responses", create, "routed chat in OpenAI's Responses API", ResponsesRequest, streams=True),
-    Route("POST", "/v1/responses/input_tokens", input_tokens, "number of tokens, by the device's tokenizer",
+    Route("POST /v1/responses", create, "routed chat in OpenAI's Responses API", ResponsesRequest, streams=True),
+    Route("POST /v1/responses/input_tokens", input_tokens, "number of tokens, by the device's tokenizer",
           ResponsesRequest, tokens.InputTokens),
-    Route("POST", "/v1/responses/compact", compact, "summary of a conversation, to continue from", ResponsesRequest),
-    Route("GET", "/v1/responses/{response}", retrieve, "a stored response; these four routes need the setting `store`",
+    Route("POST /v1/responses/compact", compact, "summary of a conversation, to continue from", ResponsesRequest),
+    Route("GET /v1/responses/{response}", retrieve, "a stored response; these four routes need the setting `store`",
           streams=True, query=_RETRIEVED),
-    Route("DELETE", "/v1/responses/{response}", delete, "delete a stored response"),
-    Route("POST", "/v1/responses/{response}/cancel", cancel, "cancel a background response"),
-    Route("GET", "/v1/responses/{response}/input_items", input_items, "items that the response answers",
+    Route("DELETE /v1/responses/{response}", delete, "delete a stored response"),
+    Route("POST /v1/responses/{response}/cancel", cancel, "cancel a background response"),
+    Route("GET /v1/responses/{response}/input_items", input_items, "items that the response answers",
           query=_LISTED),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and token counts of chats, by the tokenizer of the device's model."""
+"""`/tokenize`, `/detokenize` and token counts of chats; endpoints without gates: prompts, embeddings, cloud only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from .....protocol.dialects.chat_chunks import text_of
+from .....protocol.embeddings import EmbeddingList, EmbeddingRequest
 from .....protocol.errors import UnsupportedFeatureError, UpdraftError
 from .....protocol.http.lenient_json import objects_of
 from .....protocol.http.wire import WireResponse, off_event_loop
-from .....protocol.requests import ChatRequest, read_chat
-from .....protocol.responses import AnswerNotes
+from .....protocol.requests import ChatRequest, CompletionRequest, read_chat
+from .....protocol.responses import AnswerNotes, TextCompletion
 from .....text.tokenization import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -26,7 +27,10 @@ from .....text.tokenization import (
     tokenized,
 )
 from ....request.chat_request import read_model
-from ..route import RequestContext, Route
+from ....responses.direct import DirectHandler, embed, forwarder, read_any_model
+from ....responses.text_completion import complete
+from ....router import BodyReader, read_json
+from ..route import Handler, RequestContext, Route
 
 T = TypeVar("T")
 _CHARACTERS_PER_TOKEN = 4  # assumed by estimates
@@ -108,20 +112,54 @@ async def _encoded(context: RequestContext, model: str | None, work: Callable[[T
 
 ROUTES = (
     Route(
-        "POST",
-        "/tokenize",
+        "POST /tokenize",
         tokenize,
         "tokens of `prompt`, or of `messages` and `tools`, by the device's tokenizer, as in vLLM",
         TokenizeRequest,
         TokenizeResponse,
     ),
-    Route("POST", "/detokenize", detokenize, "text of `tokens`, as in vLLM", DetokenizeRequest, DetokenizeResponse),
+    Route("POST /detokenize", detokenize, "text of `tokens`, as in vLLM", DetokenizeRequest, DetokenizeResponse),
     Route(
-        "POST",
-        "/v1/chat/completions/input_tokens",
+        "POST /v1/chat/completions/input_tokens",
         input_tokens,
         "number of tokens of a chat, by the device's tokenizer, as in llama.cpp",
         ChatRequest,
         InputTokens,
     ),
+)
+
+
+def _direct(handler: DirectHandler, read: BodyReader = read_json) -> Handler:
+    async def create(context: RequestContext) -> WireResponse:
+        return await context.router.direct(context.request, handler, read=read)
+
+    return create
+
+
+COMPLETIONS = Route(
+    "POST /v1/completions",
+    _direct(complete),
+    "answer to a bare prompt, without gates: from the cloud if there is one; with `local`, from the device",
+    CompletionRequest,
+    TextCompletion,
+    streams=True,
+)
+EMBEDDINGS = Route(
+    "POST /v1/embeddings",
+    _direct(embed),
+    "embeddings from the cloud if there is one; with `local`, the normalized hidden state of the last token",
+    EmbeddingRequest,
+    EmbeddingList,
+)
+_SUMMARY = "forwarded to a cloud that supports this endpoint; refused for `local` and private requests"
+PASSED_ON = tuple(
+    Route(f"POST /v1/{path}", _direct(forwarder(path, what), read_any_model), _SUMMARY, kind, form=kind is None)
+    for path, what, kind in (
+        ("moderations", "moderations", dict),
+        ("rerank", "rankings", dict),
+        ("audio/speech", "voices", dict),
+        ("audio/transcriptions", "transcriptions", None),
+        ("audio/translations", "translations", None),
+        ("images/generations", "images", dict),
+    )
 )
