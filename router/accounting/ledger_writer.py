@@ -20,7 +20,7 @@ log = logging.getLogger("updraft.router")
 class RequestWriter(LedgerWriter):
     """Writer of ledger rows for one event loop. A row survives a kill of the process once `enter` has returned."""
 
-    def __init__(self, path: Path, keep_from: Callable[[], float] | None = None) -> None:
+    def __init__(self, path: Path, keep_from: Callable[[float], float] | None = None) -> None:
         """Open the ledger at `path`. Raises ConfigurationError."""
         super().__init__(
             SqliteStore(path, REQUESTS, is_strict=False),
