@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Any, cast
 
+from ..protocol.decoding import integral
 from ..protocol.http.lenient_json import object_of
 from ..protocol.responses import MAX_TOKENS
 
+_DIGITS = re.compile(r"[0-9]{1,10}")  # as many as `MAX_TOKENS` has
 _USAGES = ("usage", "usageMetadata", "usage_metadata", "token_usage")
 _READ = ("prompt_tokens", "input_tokens", "promptTokenCount")
 _WRITTEN = ("completion_tokens", "output_tokens", "candidatesTokenCount")
@@ -62,7 +65,7 @@ class ReportedUsage:
         made: dict[str, Any] = {**usage, "prompt_tokens": read}
         if self.has_completion:
             written = counted(usage.get("completion_tokens")) or self.completion_tokens
-            made |= {"completion_tokens": written, "total_tokens": usage.get("total_tokens") or read + written}
+            made |= {"completion_tokens": written, "total_tokens": counted(usage.get("total_tokens")) or read + written}
         caches = {"cached_tokens": self.cached_tokens, "cache_write_tokens": self.stored_tokens}
         if caches := {name: count for name, count in caches.items() if count}:
             made["prompt_tokens_details"] = _details(usage, _READ) | caches
@@ -72,8 +75,11 @@ class ReportedUsage:
 
 
 def counted(value: Any) -> int | None:
-    """Return `value` if it is a plausible token count, else None."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
+    """Return `value` as an integer if it is a plausible token count, also as a whole float or digits, else None."""
+    if isinstance(value, str) and _DIGITS.fullmatch(value):
+        value = int(value)
+    count = integral(value)
+    return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= MAX_TOKENS else None
 
 
 def _usages(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
 #: Request fields that can lengthen an answer, or that limit an answer on some servers only.
 LENGTHENING = (
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n_predict", "num_predict"),
-    *("max_new_tokens", "max_length", "min_length", "min_new_tokens"),
+    *("max_new_tokens", "max_length", "min_length", "min_new_tokens", "maxTokens", "maxOutputTokens"),
 )
 #: API paths whose answers contain no generated text.
 WRITES_NOTHING = (
@@ -37,9 +37,9 @@ WRITES_NOTHING = (
     *("messages/count_tokens", "responses/input_tokens"),
 )
 #: Fields that multiply the number of answers.
-MULTIPLYING = ("n", "n_cmpl", "best_of", "num_return_sequences", "num_beams", "candidate_count")
+MULTIPLYING = ("n", "n_cmpl", "best_of", "num_return_sequences", "num_beams", "candidate_count", "candidateCount")
 #: Nested objects in which servers accept length fields too.
-NESTED = ("options", "parameters", "extra_body", "generation_config", "generationConfig")
+NESTED = ("options", "parameters", "extra_body", "generation_config", "generationConfig", "sampling_params")
 #: Objects with a reasoning budget, and the name of the budget's field.
 THINKING = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
 #: All fields that `answer_size` reads, apart from the prompts.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, get_args
 
 import httpx
 
+from ..accounting.ledger.files import NOT_FILES
 from ..accounting.prices import Price
 from ..classifier.target import Promise, Target
 from ..protocol.decoding import prepare_types
@@ -68,7 +70,7 @@ class CacheSettings:
 
     def __post_init__(self) -> None:
         _check(0 <= self.max_mb < 2**31, "cache.max_mb must be 0 or more, and below 2**31")
-        _check(0 <= self.ttl_s < float("inf"), "cache.ttl_s must be 0 or more seconds")
+        _check(0 <= self.ttl_s < inf, "cache.ttl_s must be 0 or more seconds")
 
     def __bool__(self) -> bool:
         return self.max_mb > 0
@@ -276,21 +278,22 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         _ = self.stated_target, self.target  # both raise ConfigurationError for invalid targets
-        _check(0 <= self.heartbeat_s < float("inf"), "heartbeat_s must be 0 or more seconds")
+        _check(0 <= self.heartbeat_s < inf, "heartbeat_s must be 0 or more seconds")
         _check(0 <= self.exploration <= 1, "exploration must be a share from 0 to 1")
         _check(self.store_days >= 1, "store_days must be at least 1")
         _check(1 <= self.store_answers < 2**31, "store_answers must be at least 1, and below 2**31")
         _check(1 <= self.files_mb < 2**31, "files_mb must be at least 1, and below 2**31")
         _check(1 <= self.body_mb <= 256, "body_mb must be from 1 to 256")
         _check(1 <= self.local_max_tokens < 2**31, "local_max_tokens must be at least 1, and below 2**31")
-        _check(self.local_idle_s is None or self.local_idle_s >= 1, "local_idle_s must be at least 1 second")
+        idle_s = self.local_idle_s
+        _check(idle_s is None or 1 <= idle_s < inf, "local_idle_s must be at least 1 second, and finite")
         _check(self.confidence is None or 0 < self.confidence < 1, "confidence must be between 0 and 1")
         signals = get_args(ConfidenceSignal)
         _check(self.confidence_signal in signals, "confidence_signal must be probability, entropy or margin")
         _check(self.hold_tokens is None or self.hold_tokens >= 1, "hold_tokens must be at least 1")
         _check(self.race_above is None or 0 <= self.race_above <= 1, "race_above must be from 0 to 1")
-        _check(self.cloud_timeout_s > 0, "cloud_timeout_s must be above 0 seconds")
-        _check(self.cloud_connect_timeout_s > 0, "cloud_connect_timeout_s must be above 0 seconds")
+        for name in ("cloud_timeout_s", "cloud_connect_timeout_s"):
+            _check(0 < getattr(self, name) < inf, f"{name} must be above 0 seconds, and finite")
         if self.cloud_api_key is None and self.cloud_api_key_file is not None:
             object.__setattr__(self, "cloud_api_key", read_key(self.cloud_api_key_file))
         _check(self.fallback in get_args(Fallback), "fallback must be unreachable, any or never")
@@ -319,6 +322,8 @@ class RouterConfig:
             prices = replace(self.prices, models={**self.prices.models, **priced})
             object.__setattr__(self, "prices", prices)
         _check(self.ledger_days is None or self.ledger_days >= 1, "ledger_days must be at least 1")
+        is_path = self.ledger is None or not str(self.ledger).startswith(NOT_FILES)
+        _check(is_path, "ledger must be the path of a file, or none to turn the ledger off")
         _check(self.ledger is not None or not any(self._limits), "ledger must be a file, because it keeps the budgets")
         if self.cloud_url is not None and not self.offline and self.counts_usd:
             for name in names:

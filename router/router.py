@@ -133,13 +133,13 @@ class Router:
             self._loading = None  # so that the next request tries again to load the tiers
             raise
 
-    def _keep_from(self) -> float:
-        """Return the time before which ledger rows are deleted. Rows of the current budget periods are kept."""
+    def _keep_from(self, now: float) -> float:
+        """Return the time before which ledger rows are deleted. Rows of the budget periods at `now` are kept."""
         days, budget = self.config.ledger_days, _budget(self.config, None)
         if days is None:
             return 0.0
-        before = time.time() - days * DAY_S
-        return before if budget is None else min(before, budget.counts_from())
+        before = now - days * DAY_S
+        return before if budget is None else min(before, budget.counts_from(now))
 
     @property
     def ledger_problem(self) -> str | None:

@@ -14,6 +14,8 @@ from .table import LedgerTable, Table
 
 _SIGNATURE = {"id", "model", "status", "latency_ms"}  # columns present in every format
 _READ_S = 2.0
+#: Beginnings of database names that are not paths of files.
+NOT_FILES = (":memory:", "file:", "sqlite:", "postgresql:", "postgres:")
 
 
 def open_database(path: Path, table: LedgerTable, *, busy_s: float, read_only: bool = False) -> Database:

@@ -33,6 +33,7 @@ class PostgresStore(LedgerStore):
     """
 
     commits_intents = True
+    skips_locked = " FOR UPDATE SKIP LOCKED"
 
     def __init__(self, url: str, table: LedgerTable) -> None:
         """Parse the URL without connecting. Raises ConfigurationError or MissingDependencyError."""
@@ -72,20 +73,12 @@ class PostgresStore(LedgerStore):
             raise LedgerWriteError(str(error)) from error
 
     def abandon(self) -> int:
-        return self._changed(
+        query = (
             f"UPDATE {self.table.name} SET state = 'abandoned' WHERE state = 'intent' AND worker NOT IN (SELECT"
-            " lpad(to_hex(objid::bigint), 8, '0') FROM pg_locks WHERE locktype = 'advisory' AND classid = %s)",
-            _LOCKS,
+            " lpad(to_hex(objid::bigint), 8, '0') FROM pg_locks WHERE locktype = 'advisory' AND classid = ?)"
+            " RETURNING id"
         )
-
-    def prune(self, before: float, most: int) -> int:
-        name = self.table.name
-        return self._changed(
-            f"DELETE FROM {name} WHERE id IN"
-            f" (SELECT id FROM {name} WHERE started_at < %s ORDER BY started_at LIMIT %s FOR UPDATE SKIP LOCKED)",
-            before,
-            most,
-        )
+        return len(self._run(query, _LOCKS))
 
     def close(self) -> None:
         self._disconnect()
@@ -124,9 +117,9 @@ class PostgresStore(LedgerStore):
             )
         connection.execute(f"SELECT {', '.join(self.table.columns)} FROM {self.table.name} LIMIT 0".encode())
 
-    def _changed(self, query: str, *values: object) -> int:
+    def _run(self, query: str, *values: object) -> list[Any]:
         try:
-            return self._alive().execute(query.encode(), values).rowcount
+            return self._alive().execute(query.replace("?", "%s").encode(), values).fetchall()
         except self._psycopg.Error as error:
             raise LedgerWriteError(str(error)) from error
 

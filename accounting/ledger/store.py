@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from ...protocol.errors import ConfigurationError, DiskSpaceError
 from ...protocol.safety.database import transaction
@@ -34,6 +35,8 @@ class LedgerStore(ABC):
 
     # Whether intents (rows of requests in flight) are committed to the database and survive a loss of this machine.
     commits_intents = False
+    # SQL clause that skips rows that another connection is deleting.
+    skips_locked = ""
 
     def __init__(self, table: LedgerTable, kept: WorkerIntents | None, worker: str) -> None:
         self.table = table
@@ -67,9 +70,22 @@ class LedgerStore(ABC):
     def abandon(self) -> int:
         """Mark intents (rows of unfinished requests) of dead workers as abandoned. Return the number of rows."""
 
-    @abstractmethod
+    def newest(self, until: float) -> float | None:
+        """Return the start time of the newest row that is not later than `until`, or None. Raises LedgerWriteError."""
+        ((newest,),) = self._run(f"SELECT max(started_at) FROM {self.table.name} WHERE started_at <= ?", until)
+        return newest
+
     def prune(self, before: float, most: int) -> int:
-        """Delete up to `most` rows older than `before`, and return their number."""
+        """Delete up to `most` rows older than `before`, and return their number. Raises LedgerWriteError."""
+        name = self.table.name
+        old = f"SELECT id FROM {name} WHERE started_at < ? ORDER BY started_at LIMIT ?"
+        if not self._run(old, before, 1):  # no rows to delete: do not take the write lock
+            return 0
+        return len(self._run(f"DELETE FROM {name} WHERE id IN ({old}{self.skips_locked}) RETURNING id", before, most))
+
+    @abstractmethod
+    def _run(self, query: str, *values: object) -> list[Any]:
+        """Run a statement with `?` as placeholders, and return its rows. Raises LedgerWriteError."""
 
     def close(self) -> None:
         if self._kept is not None:
@@ -115,19 +131,14 @@ class SqliteStore(LedgerStore):
     def abandon(self) -> int:
         if self.table.state is None or self._kept is None:
             return 0
-        with self._connected() as connection:
-            live = self._kept.slot.live_ids()
-            where = f"{self.table.state} = 'intent' AND worker NOT IN ({', '.join('?' for _ in live)})"
-            query = f"UPDATE {self.table.name} SET {self.table.state} = 'abandoned' WHERE {where}"
-            return connection.execute(query, live).rowcount
+        live = self._kept.slot.live_ids()
+        where = f"{self.table.state} = 'intent' AND worker NOT IN ({', '.join('?' for _ in live)})"
+        query = f"UPDATE {self.table.name} SET {self.table.state} = 'abandoned' WHERE {where} RETURNING id"
+        return len(self._run(query, *live))
 
-    def prune(self, before: float, most: int) -> int:
-        name = self.table.name
-        old = f"SELECT rowid FROM {name} WHERE started_at < ? ORDER BY started_at LIMIT ?"
+    def _run(self, query: str, *values: object) -> list[Any]:
         with self._connected() as connection:
-            if connection.execute(old, (before, 1)).fetchone() is None:
-                return 0  # no rows to delete: do not take the write lock
-            return connection.execute(f"DELETE FROM {name} WHERE rowid IN ({old})", (before, most)).rowcount
+            return connection.execute(query, values).fetchall()
 
     def close(self) -> None:
         self._database.close()

@@ -17,6 +17,8 @@ from typing import Literal
 
 import msgspec
 
+from ...protocol.safety.system import boot_time
+from ..budget import DAY_S
 from .store import LedgerStore, LedgerWriteError, RowRefusedError
 from .table import BookedRow
 
@@ -51,15 +53,15 @@ class Entry(msgspec.Struct, frozen=True):
 class LedgerWriter:
     """Writes rows from one event loop; several processes may write to one database. Call `close()` at the end.
 
-    `keep_from`: returns the time, in seconds since the epoch, before which rows are deleted. `drops_intents`: drop
-    unsettled rows after a failed commit, since their requests were refused.
+    `keep_from`: returns the time before which rows are deleted, for the current time; both in seconds since the epoch.
+    `drops_intents`: drop unsettled rows after a failed commit, since their requests were refused.
     """
 
     def __init__(
         self,
         store: LedgerStore,
         *,
-        keep_from: Callable[[], float] | None = None,
+        keep_from: Callable[[float], float] | None = None,
         drops_intents: bool = False,
         consequence: str = "Rows stay in memory meanwhile",
     ) -> None:
@@ -82,6 +84,7 @@ class LedgerWriter:
         self._closes_at: float | None = None
         self._committing_since: float | None = None
         self._maintenance_at = 0.0
+        self._started_at, self._started_after_boot = time.time(), boot_time()
         self._healed_failures = 0  # value of `failures` at the last successful commit
         self._thread = threading.Thread(target=self._run, name="updraft-ledger", daemon=True)
         self._thread.start()
@@ -278,13 +281,22 @@ class LedgerWriter:
             if count := count + self._store.abandon():
                 _log.warning("Marked %d requests of dead workers as abandoned.", count)
             if self._keep_from is not None:
-                deleted = self._store.prune(self._keep_from(), _PRUNED_AT_ONCE)
+                deleted = self._store.prune(self._keep_from(self._confirmed_time()), _PRUNED_AT_ONCE)
         except Exception as error:  # noqa: BLE001 - the thread must survive any error
             pause_s = _MAINTENANCE_RETRY_S
             _log.warning(
                 "Ledger maintenance failed, will retry: %s.", error, exc_info=not isinstance(error, LedgerWriteError)
             )
         self._maintenance_at = time.monotonic() + (0.0 if deleted == _PRUNED_AT_ONCE else pause_s)
+
+    def _confirmed_time(self) -> float:
+        """Return the current time as far as the ledger confirms it, so that a clock that runs ahead deletes no rows.
+
+        The ledger confirms the time of its newest row that was a day old at this start, and the time since this start.
+        """
+        newest = self._store.newest(self._started_at - DAY_S)
+        confirmed = self._started_at if newest is None else newest
+        return min(time.time(), confirmed + boot_time() - self._started_after_boot)
 
 
 def _wake_waiters(batch: Sequence[Entry], *, is_written: bool) -> None:

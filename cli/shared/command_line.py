@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +12,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
+from ...protocol.errors import ConfigurationError
 from ...protocol.safety.redaction import printable
 from .help_panels import ADVANCED, arrange, shown_options
 from .option_groups import expanded
@@ -35,10 +37,15 @@ class Command(TyperCommand):
         return option
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse former names of options. A bare `--json` means standard output if `--json` takes a path."""
+        """Refuse former names of options, and infinity and NaN as values. A bare `--json` means standard output if
+        `--json` takes a path."""
         check_renamed(args, {name for param in self.params for name in (*param.opts, *param.secondary_opts)})
         takes_path = any(param.name == "json_path" for param in self.params)
-        return super().parse_args(ctx, _with_path(args) if takes_path else args)
+        rest = super().parse_args(ctx, _with_path(args) if takes_path else args)
+        for name, value in ctx.params.items():
+            if isinstance(value, float) and not isfinite(value):
+                raise ConfigurationError(f"{name} must be a finite number, got {value}.", param=name)
+        return rest
 
 
 def _plain(message: str) -> str:

@@ -26,8 +26,11 @@ from .relay.relay import Relay
 RELAYED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/moderations", *PATHS)
 
 
-def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
-    """Return the gateway's app. It watches the nodes while it runs, and writes all pending ledger rows at shutdown."""
+def create_gateway_app(relay: Relay, access: Access | None = None, *, logs_limits: bool = True) -> FastAPI:
+    """Return the gateway's app. It watches the nodes while it runs, and writes all pending ledger rows at shutdown.
+
+    `logs_limits`: whether to log limits that are useless with the models of the nodes.
+    """
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncGenerator[None]:
@@ -39,6 +42,8 @@ def create_gateway_app(relay: Relay, access: Access | None = None) -> FastAPI:
             stack.push_async_callback(relay.dispatch.upstream.close)
             stack.push_async_callback(relay.dispatch.registry.close)
             await relay.dispatch.registry.start()
+            if logs_limits and (served := relay.dispatch.registry.known_models()) is not None:
+                relay.accounting.log_useless_limits(served)
             stack.callback(asyncio.create_task(gauges.keep_published()).cancel)
             # Settle nothing, only to learn whether the store of limits is reachable, which `/health` reports.
             stack.callback(asyncio.create_task(relay.accounting.limiter.store.settle(())).cancel)

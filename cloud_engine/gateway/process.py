@@ -162,7 +162,7 @@ def _app(options: GatewayOptions, rows: SharedRows, balancing: SharedBalancingSt
     counters = Counters(rows, worker, options.objective)
     cache = ResponseCache(options.response_cache_mb * 2**20 // options.workers, registry)
     relay = Relay(Dispatch(registry, upstream, options.timeouts, counters), keys, accounting, counters, cache)
-    return create_gateway_app(relay, access)
+    return create_gateway_app(relay, access, logs_limits=worker == 0)
 
 
 def _collect_seldom() -> None:

@@ -64,9 +64,9 @@ class Access:
 
     def __post_init__(self) -> None:
         for host in self.allowed_hosts:
-            if _address_of(host) is None and _host_of(host) != host:
+            if _address_of(host) is None and (_host_of(host) != host or "*" in host):
                 raise ConfigurationError(
-                    f"allowed_hosts: {host!r} must be a name or an address without a port.", param="allowed_hosts"
+                    f"allowed_hosts: {host!r} must be one name or address, without a port or *.", param="allowed_hosts"
                 )
         for origin in self.allowed_origins:
             if not _ORIGIN.fullmatch(origin.lower()):

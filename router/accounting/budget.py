@@ -53,7 +53,7 @@ class BudgetLimits:
 
     def __post_init__(self) -> None:
         _check(self.period in get_args(Period), "budget.period must be day or month")
-        _check(self.usd is None or self.usd >= 0, "budget.usd must be 0 or more")
+        _check(self.usd is None or 0 <= self.usd < math.inf, "budget.usd must be 0 or more, and finite")
         _check(self.cloud_tokens is None or self.cloud_tokens >= 0, "budget.cloud_tokens must be 0 or more")
         _check(self.cloud_share is None or 0 <= self.cloud_share <= 1, "budget.cloud_share must be from 0 to 1")
 
@@ -164,9 +164,9 @@ class Budget:
         self.problem: str | None = problem or None
         self.in_flight = InFlight() if in_flight is None else in_flight
 
-    def counts_from(self) -> float:
-        """Return the start of the earliest current period, in epoch seconds. Budgets need all later ledger rows."""
-        return min(first_day(limits.period, _today()) for limits in self._limits.values()) * DAY_S
+    def counts_from(self, now: float) -> float:
+        """Return the start of the earliest period at `now`, in epoch seconds. Budgets need all later ledger rows."""
+        return min(first_day(limits.period, int(now // DAY_S)) for limits in self._limits.values()) * DAY_S
 
     async def exceeded(self, caller: Caller, demand: Demand) -> BudgetExceededError | None:
         """Return an error if a budget cannot cover the minimum charge of `demand`, else None. Reserves nothing."""
@@ -273,8 +273,9 @@ class Budget:
             ).fetchone()
         )
         connection.execute("INSERT INTO spending VALUES (?, ?, ?, ?, ?, ?, ?)", (period, first, name, *astuple(spent)))
-        before = first_day(period, first - 1)  # keep the previous period, whose requests may still be settled
-        connection.execute("DELETE FROM spending WHERE period = ? AND day < ?", (period, before))
+        # Keep the latest earlier period: its requests may still be settled, or the clock may have run ahead.
+        before = "SELECT max(day) FROM spending WHERE period = ? AND day < ?"
+        connection.execute(f"DELETE FROM spending WHERE period = ? AND day < ({before})", (period, period, first))
         return spent
 
 

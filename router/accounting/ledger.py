@@ -272,7 +272,7 @@ def damaged(path: Path, cause: str) -> StorageError:
 class RequestWriter(LedgerWriter):
     """Writer of ledger rows for one event loop. A row survives a kill of the process once `enter` has returned."""
 
-    def __init__(self, path: Path, keep_from: Callable[[], float] | None = None) -> None:
+    def __init__(self, path: Path, keep_from: Callable[[float], float] | None = None) -> None:
         """Open the ledger at `path`. Raises ConfigurationError."""
         super().__init__(
             SqliteStore(path, REQUESTS, is_strict=False),

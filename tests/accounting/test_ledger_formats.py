@@ -284,7 +284,7 @@ def test_a_record_without_bookings_is_read() -> None:
 
 
 def test_a_url_of_another_database_is_refused_by_its_option() -> None:
-    for option in ("gateway", "db"):
+    for option in ("gateway", "ledger"):
         with pytest.raises(ConfigurationError, match=f"--{option} must be a file") as caught:
             open_reader("mysql://host/usage", option)
         assert caught.value.param == option

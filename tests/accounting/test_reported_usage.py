@@ -18,6 +18,8 @@ from updraft.protocol.responses import MAX_TOKENS
         ({"prompt_tokens": 7, "completion_tokens": 93, "completion_tokens_details": {"reasoning_tokens": 90}}, (7, 93)),
         ({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": "many"}, (7, 3)),
         ({"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 2 * MAX_TOKENS}, (7, 3)),
+        ({"prompt_tokens": 7.0, "completion_tokens": "3", "total_tokens": "10"}, (7, 3)),
+        ({"prompt_tokens": "7", "completion_tokens": 3.0, "total_tokens": "\u0663"}, (7, 3)),
         ({"prompt_tokens": 7, "total_tokens": 7}, (7, 0)),
         ({"completion_tokens": 3, "total_tokens": 10}, (5, 5)),
         ({"total_tokens": 100}, (5, 95)),
@@ -34,7 +36,7 @@ def test_the_tokens_of_a_usage(usage: dict[str, Any], tokens: tuple[int, int]) -
 
 
 @pytest.mark.parametrize(
-    "usage", [{"prompt_tokens": -1}, {"completion_tokens": 1.5}, {"prompt_tokens": True}, {"output_tokens": "9"}]
+    "usage", [{"prompt_tokens": -1}, {"completion_tokens": 1.5}, {"prompt_tokens": True}, {"output_tokens": "9.0"}]
 )
 def test_an_impossible_count_is_no_usage(usage: dict[str, Any]) -> None:
     assert ReportedUsage.of({"usage": {"prompt_tokens": 1, **usage}}) is None

@@ -39,6 +39,10 @@ from updraft.protocol.errors import ConfigurationError
             ["gateway", "--node", "http://127.0.0.1:1", "--ledger", "usage.sqlite", "--keys", "missing"],
             "The key database missing",
         ),
+        (["gateway", "--no-auth", "--keep-days", "inf"], "keep_days must be a finite number, got inf."),
+        (["gateway", "--no-auth", "--slo-ttft-s", "inf"], "slo_ttft_s must be a finite number, got inf."),
+        (["gateway", "--no-auth", "--node", "http://h", "--ledger", ":memory:"], "--ledger must be a file"),
+        (["gateway", "--no-auth", "--node", "http://h", "--ledger", "file:usage"], "--ledger must be a file"),
     ],
 )
 def test_a_process_that_cannot_run_says_why(updraft, arguments: list[str], message: str) -> None:

@@ -37,6 +37,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     # US dollars per UTC month.
     usd_per_month: _Dollars | None = None
 
+    @property
+    def has_budget(self) -> bool:
+        return self.usd_per_day is not None or self.usd_per_month is not None
+
 
 class Principal(msgspec.Struct, frozen=True):
     """The authenticated caller of a request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from pathlib import Path
@@ -59,8 +60,9 @@ def read_nodes(path: Path, concurrency: int | None) -> list[NodeAddress]:
 
 def _address(path: Path, entry: _Entry, concurrency: int | None) -> NodeAddress:
     for name in ("max_concurrency", "first_token_timeout_s", "idle_timeout_s"):
-        if (value := getattr(entry, name)) is not None and not value > 0:
-            raise ConfigurationError(f"--nodes-file {path}: {name} must be above 0, got {value}.", param="nodes_file")
+        if (value := getattr(entry, name)) is not None and not 0 < value < math.inf:
+            message = f"--nodes-file {path}: {name} must be above 0 and finite, got {value}."
+            raise ConfigurationError(message, param="nodes_file")
     key = None
     if entry.api_key_env is not None and not (key := os.environ.get(entry.api_key_env)):
         raise ConfigurationError(f"--nodes-file {path}: ${entry.api_key_env} is not set.", param="nodes_file")

@@ -69,6 +69,12 @@ class NodeRegistry:
         """Return whether any node serves the model."""
         return any(model in node.models for node in self.nodes)
 
+    def known_models(self) -> set[str] | None:
+        """Return the names of all models; None if there are no nodes, or a node has not listed its models yet."""
+        if not self.nodes or not all(node.has_listed for node in self.nodes):
+            return None
+        return {name for node in self.nodes for name in node.models}
+
     def context_length(self, model: str) -> int | None:
         """Return the longest context of the model at any node; None if a node does not report its length."""
         lengths = [card.max_model_len for node in self.nodes for card in node.cards if card.id == model]
@@ -205,8 +211,8 @@ class NodeRegistry:
 
     def refusal(self, model: str) -> OverloadedError | ModelNotFoundError:
         """Return the error for a model that no node can serve: "not found" only if every node has listed its models."""
-        known = {name for node in self.nodes for name in node.models}
-        if self.nodes and all(node.has_listed for node in self.nodes) and model not in known:
+        known = self.known_models()
+        if known is not None and model not in known:
             return ModelNotFoundError(
                 f"The model {model!r} does not exist; available models: {', '.join(sorted(known))}.", param="model"
             )

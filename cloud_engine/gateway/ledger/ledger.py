@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Literal
 
 from ....accounting.budget import DAY_S
@@ -28,7 +27,7 @@ class UsageLedger(LedgerWriter):
         self._stops = on_failure == "stop"
         super().__init__(
             store,
-            keep_from=None if keep_days is None else lambda: time.time() - keep_days * DAY_S,
+            keep_from=None if keep_days is None else lambda now: now - keep_days * DAY_S,
             drops_intents=self._stops,
             consequence=_CONSEQUENCES[on_failure],
         )

@@ -81,7 +81,7 @@ USAGE = LedgerTable(
     ),
     format=1,
     purpose="usage database",
-    param="db",
+    param="ledger",
     upgrades={
         1: {"id": _ID, "tier": "'interactive'", "key_id": "key_name", "tenant": "key_name", "state": "'settled'"}
     },

@@ -5,16 +5,18 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from ....accounting.ledger.files import open_to_read
+from ....accounting.ledger.files import NOT_FILES, open_to_read
 from ....accounting.ledger.reader import LedgerReader
 from ....accounting.ledger.store import LedgerStore, SqliteStore
 from ....protocol.errors import ConfigurationError
 from .metering import USAGE
 
 
-def is_url(database: str | Path, option: str = "db") -> bool:
+def is_url(database: str | Path, option: str = "ledger") -> bool:
     """Return whether `database` is a PostgreSQL URL. Raises ConfigurationError for a URL of another database."""
-    if (is_postgres := str(database).startswith(("postgresql://", "postgres://"))) or "://" not in str(database):
+    name = str(database)
+    is_postgres = name.startswith(("postgresql://", "postgres://"))
+    if is_postgres or not ("://" in name or name.startswith(NOT_FILES)):
         return is_postgres
     raise ConfigurationError(f"--{option} must be a file, or a URL that begins with postgresql://.", param=option)
 
@@ -28,7 +30,7 @@ def open_store(database: str | Path) -> LedgerStore:
     return SqliteStore(Path(database), USAGE)
 
 
-def open_reader(database: str | Path, option: str = "db") -> LedgerReader:
+def open_reader(database: str | Path, option: str = "ledger") -> LedgerReader:
     """Open the usage database to read. Raises MissingDependencyError if the PostgreSQL client is not installed."""
     if is_url(database, option):
         from ....accounting.ledger import postgres

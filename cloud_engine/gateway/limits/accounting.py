@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import logging
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from ....accounting.budget import StreamTokenEstimate
 from ....accounting.ledger.reader import LedgerReader
 from ....accounting.prices import Price, PriceTable, load_prices
 from ....accounting.token_estimate import LONGEST_ANSWER
-from ....protocol.errors import RequestCancelledError
+from ....protocol.errors import ConfigurationError, RequestCancelledError
 from ....protocol.settings import state_folder
 from ..access.principal import Principal
 from ..ledger.ledger import LedgerFailureAction, UsageLedger
@@ -23,6 +24,8 @@ from .limits_file import LimitsFile, read_limits_file
 from .redis_store import RedisStore
 from .request_size import RequestSize
 from .shared_memory import SharedMemoryStore
+
+_log = logging.getLogger("updraft.gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,16 @@ class Accounting:
         self.ledger.flush()
         return self.reader.totals(["key", "model"])
 
+    def log_useless_limits(self, served: Collection[str]) -> None:
+        """Log which limits cannot apply to any request, or allow none. `served`: the names of all models."""
+        rules, priced = self.limiter.limits_file, self.prices.models
+        if unknown := sorted(rules.models.keys() - served):
+            _log.warning("--limits: no node serves the model %s, so its limits never apply.", ", ".join(unknown))
+        budgets = sorted(name for name, limits in rules.tenants.items() if limits.has_budget)
+        if budgets and served and not any(model in priced for model in served):
+            models = ", ".join(sorted(served))
+            _log.warning("--limits: every request of %s is refused: no price for %s.", ", ".join(budgets), models)
+
     async def close(self) -> None:
         await self.limiter.store.close()
 
@@ -151,11 +164,19 @@ def open_accounting(options: AccountingOptions, node_prices: Mapping[str, Price]
     reader = open_reader(options.database)
     ledger = UsageLedger(open_store(options.database), on_failure=options.on_failure, keep_days=options.keep_days)
     ledger.flush()  # settle the rows of dead workers first, because budgets start from the sums in the ledger
-    file = state_folder() / "gateway" if is_url(options.database) else Path(options.database)
+    file = state_folder() / "gateway" if is_url(options.database) else Path(options.database).resolve()
     store = RedisStore(options.limits_url) if options.limits_url else SharedMemoryStore(Path(f"{file}.limits"))
     return Accounting(ledger, reader, Limiter(store, rules, prices, reader), prices, node_prices or {})
 
 
 def _rules(options: AccountingOptions) -> tuple[PriceTable, LimitsFile]:
     prices = PriceTable({}) if options.prices is None else load_prices(options.prices)
-    return prices, LimitsFile() if options.limits is None else read_limits_file(options.limits)
+    rules = LimitsFile() if options.limits is None else read_limits_file(options.limits)
+    unpriced = rules.models.keys() - prices.models
+    budgets = [f"models.{name}" for name in unpriced if rules.models[name].has_budget]
+    if not prices.models:
+        budgets += [f"tenants.{name}" for name, limits in rules.tenants.items() if limits.has_budget]
+    if budgets:
+        message = f"The budget of {budgets[0]} in {options.limits} needs a price: add it to the table of --prices."
+        raise ConfigurationError(message, param="limits")
+    return prices, rules

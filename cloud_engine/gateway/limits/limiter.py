@@ -149,8 +149,7 @@ class Limiter:
         reservation = LimitReservation(self.store) if entered is None else entered
         of_model: _LimitedOwner = "model", model, self.limits_file.models.get(model, _NO_LIMITS)
         owners = *self._callers(principal), of_model
-        budgets = [each for _, _, each in owners if each.usd_per_day is not None or each.usd_per_month is not None]
-        price = self._price(model) if budgets else None
+        price = self._price(model) if any(each.has_budget for _, _, each in owners) else None
         claims = list(_claims(owners, price, prompt_tokens, answer))
         for claim in claims:
             if claim.kind == "tokens" and claim.amount > claim.limit:
@@ -202,7 +201,8 @@ class Limiter:
                 async with asyncio.timeout(_LEDGER_S):
                     spent = await asyncio.to_thread(self.ledger.spent, _COLUMNS[claim.owner], claim.name, claim.begins)
             except TimeoutError as error:
-                raise OverloadedError("The budget cannot be read from the ledger now: try again later.") from error
+                message = "The budget cannot be read from the ledger now: try again later."
+                raise OverloadedError(message, code="ledger_unavailable") from error
             await self.store.seed(claim, spent)
 
 

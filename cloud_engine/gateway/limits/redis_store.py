@@ -1,7 +1,7 @@
 """Limit accounts in Redis or Valkey, shared by several gateways.
 
-Every change is one atomic Lua script. A worker's reservations count while the worker renews its lease, and expire
-when the worker dies.
+Every change is one atomic Lua script. A worker's reservations count while the worker renews its lease. When the worker
+dies, its reservations from budgets count as spent, and the others expire.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ....accounting.accounts import PERIOD_S, AccountUsage, Claim
 from ....accounting.budget import SHARE, TokenDemand
 from ....protocol.errors import ConfigurationError, MissingDependencyError, OverloadedError
 from ....protocol.safety.redaction import shown_url
-from .store import Admission, Settlement
+from .store import Admission, Settlement, unreachable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis  # pyright: ignore[reportMissingImports]
@@ -58,16 +58,24 @@ local function use(key, kind, limit, amount, ends)
   redis.call('PEXPIRE', key, math.ceil(math.max(ends - now, 86400) * 1000))
 end
 
-local function reserve(key, amount)
+local function spend(key, kind, amount)
+  if kind == 'budget' and amount ~= 0 then
+    local value = tonumber(redis.call('HGET', key, 'value') or '0') + amount
+    redis.call('HSET', key, 'value', string.format('%.17g', value))
+  end
+end
+
+local function reserve(key, kind, amount)
   local reserved = tonumber(redis.call('HGET', key, worker) or '0') + amount
   if reserved > 1e-12 then
     redis.call('HSET', key, worker, string.format('%.17g', reserved))
   else
     redis.call('HDEL', key, worker)
+    spend(key, kind, math.min(reserved, 0))  -- what `reserved` counted as spent while this worker's lease had expired
   end
 end
 
-local function reserved(key)
+local function reserved(key, kind)
   local sum, fields = 0, redis.call('HGETALL', key)
   for i = 1, #fields, 2 do
     if fields[i] ~= 'value' then
@@ -75,6 +83,7 @@ local function reserved(key)
         sum = sum + tonumber(fields[i + 1])
       else
         redis.call('HDEL', key, fields[i])
+        spend(key, kind, tonumber(fields[i + 1]))
       end
     end
   end
@@ -102,7 +111,7 @@ for i, key in ipairs(KEYS) do
   if action == 'settle' then
     local more = settles(ARGV[at + 6])
     if more and (value or kind ~= 'budget') then
-      reserve(key, -(amount + more * per_token))
+      reserve(key, kind, -(amount + more * per_token))
       use(key, kind, limit, settled, ends)
     end
   elseif action == 'seed' then
@@ -110,7 +119,8 @@ for i, key in ipairs(KEYS) do
   elseif kind == 'budget' and not value then
     return {{result[1], 'unknown', i - 1}}
   else
-    local before, held = used(kind, limit, tonumber(value or '0')), reserved(key)
+    local held = reserved(key, kind)
+    local before = used(kind, limit, tonumber(redis.call('HGET', key, 'value') or '0'))
     table.insert(result, string.format('%.17g', before))
     table.insert(result, string.format('%.17g', held))
     if amount > 0 and before + held + amount > limit * (1 + 1e-9) then
@@ -133,7 +143,7 @@ if action == 'admit' then
   for i, key in ipairs(KEYS) do
     local at = 7 + (i - 1) * 7
     if ARGV[at + 4] == '1' then
-      reserve(key, tonumber(ARGV[at + 2]) + more * tonumber(ARGV[at + 5]))
+      reserve(key, ARGV[at], tonumber(ARGV[at + 2]) + more * tonumber(ARGV[at + 5]))
       redis.call('SET', receipt, more, 'PX', 86400000)
       redis.call('PEXPIRE', key, 86400000 + math.ceil(math.max(tonumber(ARGV[at + 3]) - now, 0) * 1000))
     else
@@ -241,6 +251,6 @@ class RedisStore:
             if not self.failing:
                 _log.error("Cannot reach the Redis server for the limits: %s.", error)
             self.failing = True
-            raise OverloadedError("The limits cannot be checked at the moment: try again later.") from error
+            raise unreachable("The gateway cannot reach its limits store (--limits-url)") from error
         self.failing = False
         return answer

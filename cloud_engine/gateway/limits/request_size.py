@@ -35,34 +35,24 @@ _INTEGERS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "b
 _NO_PROMPT = (b"", b"null", b'""', b"[]")
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECTS = re.compile(rb"\[\s*\{")
-
-
-class _Schemas(msgspec.Struct):
-    """The fields that constrain the answer's format: OpenAI's (both APIs), vLLM's, llama.cpp's and Anthropic's."""
-
-    response_format: msgspec.Raw = msgspec.Raw()
-    tools: msgspec.Raw = msgspec.Raw()
-    functions: msgspec.Raw = msgspec.Raw()
-    text: msgspec.Raw = msgspec.Raw()
-    structured_outputs: msgspec.Raw = msgspec.Raw()
-    guided_json: msgspec.Raw = msgspec.Raw()
-    json_schema: msgspec.Raw = msgspec.Raw()
-    output_format: msgspec.Raw = msgspec.Raw()
-    output_config: msgspec.Raw = msgspec.Raw()
-    tool_choice: msgspec.Raw = msgspec.Raw()
-    grammar: msgspec.Raw = msgspec.Raw()
-    guided_grammar: msgspec.Raw = msgspec.Raw()
-    guided_regex: msgspec.Raw = msgspec.Raw()
-    guided_choice: msgspec.Raw = msgspec.Raw()
-    stop: msgspec.Raw = msgspec.Raw()
-    stop_sequences: msgspec.Raw = msgspec.Raw()
+#: Fields that constrain the answer's format: OpenAI's (both APIs), vLLM's, llama.cpp's and Anthropic's.
+_SCHEMAS = (
+    *("response_format", "tools", "functions", "text", "structured_outputs", "guided_json", "json_schema"),
+    *("output_format", "output_config", "tool_choice", "grammar", "guided_grammar", "guided_regex", "guided_choice"),
+    *("stop", "stop_sequences"),
+)
+# Base of `SizeFields` with the fields whose values may have any type.
+_AnyFields = msgspec.defstruct(
+    "_AnyFields",
+    [*((name, Any, None) for name in LENGTH_FIELDS), *((name, msgspec.Raw, msgspec.Raw()) for name in _SCHEMAS)],
+)
 
 
 class _Message(msgspec.Struct):
     """Any JSON object; its content is not read."""
 
 
-class SizeFields(_Schemas):
+class SizeFields(_AnyFields):
     """Request fields that decide the answer's length (`LENGTH_FIELDS`) or contain lists, whose length is limited."""
 
     max_tokens: int | float | None = None
@@ -70,25 +60,6 @@ class SizeFields(_Schemas):
     max_output_tokens: int | float | None = None
     n: int | float | None = None
     best_of: int | float | None = None
-    n_cmpl: Any = None
-    num_return_sequences: Any = None
-    num_beams: Any = None
-    candidate_count: Any = None
-    min_tokens: Any = None
-    n_predict: Any = None
-    num_predict: Any = None
-    max_new_tokens: Any = None
-    max_length: Any = None
-    min_length: Any = None
-    min_new_tokens: Any = None
-    options: Any = None
-    parameters: Any = None
-    extra_body: Any = None
-    generation_config: Any = None
-    generationConfig: Any = None
-    thinking: Any = None
-    reasoning: Any = None
-    prediction: Any = None
     logprobs: bool | int | float | None = None
     top_logprobs: int | float | None = None
     prompt_logprobs: int | float | None = None
@@ -104,7 +75,7 @@ class SizeFields(_Schemas):
 
 
 prepare_types(SizeFields)
-_SIZES, _SCHEMAS = frozenset(SizeFields.__struct_fields__), frozenset(_Schemas.__struct_fields__)
+_SIZES = frozenset(SizeFields.__struct_fields__)
 _LENGTHS = frozenset(LENGTH_FIELDS)
 
 

@@ -1,8 +1,8 @@
 """Limit accounts in a memory-mapped file, shared by the worker processes of one machine.
 
 Workers write under a file lock, which the kernel releases when a worker dies. Each change is one aligned 8-byte
-store, so a kill in between leaves every account consistent. Each worker has its own column of reservations, which is
-cleared after the worker's death.
+store, so a kill in between leaves every account consistent. Each worker has its own column of reservations. After the
+worker's death, the column is cleared, and its reservations from budgets count as spent.
 
 Rates use the clock `boot_time`, so that changes of the wall clock neither freeze nor reset them. The first
 worker empties the file, so that no value outlives a reboot.
@@ -28,13 +28,14 @@ from ....accounting.ledger.workers import MAX_WORKERS, WorkerSlot
 from ....protocol.errors import ConfigurationError, OverloadedError
 from ....protocol.safety.private_files import private_file
 from ....protocol.safety.system import boot_time, locked, reserve_blocks, try_lock, unlock
-from .store import Admission, Settlement
+from .store import Admission, Settlement, unreachable
 
 _KEY_BYTES = 16
 _RECORD = Struct(f"=dd{MAX_WORKERS}d")  # fields after the key: value, expiry, reservation of each worker
 _COLUMNS = tuple(Struct(f"=dd{count}d") for count in range(MAX_WORKERS + 1))  # `_RECORD` for `count` workers
 _RECORD_BYTES = _KEY_BYTES + _RECORD.size
 _RECORDS = 65_536
+_BUDGET = 1  # last byte of a budget's key; other keys end in 0
 _HEADER_BYTES = 64  # one flag per worker: whether its column may be non-zero
 _MEMORY_BYTES = _HEADER_BYTES + _RECORDS * _RECORD_BYTES
 _PROBED = 16  # number of records to search for one account
@@ -101,6 +102,7 @@ class SharedMemoryStore:
             unlock(self._file)
 
     async def close(self) -> None:
+        await self.settle(())  # those that could not be settled before
         self._memory.close()
         self._slot.close()
         os.close(self._file)
@@ -182,10 +184,16 @@ class SharedMemoryStore:
         return bool(dead)
 
     def _clear(self, worker: int) -> None:
-        for at in range(_HEADER_BYTES + _RESERVED_AT + 8 * worker, _MEMORY_BYTES, _RECORD_BYTES):
-            if self._memory[at : at + 8] != _NOTHING:
-                self._memory[at : at + 8] = _NOTHING
-        self._memory[worker] = 0
+        memory, column = self._memory, _RESERVED_AT + 8 * worker
+        for record in range(_HEADER_BYTES, _MEMORY_BYTES, _RECORD_BYTES):
+            reserved = memory[record + column : record + column + 8]
+            if reserved == _NOTHING:
+                continue
+            if memory[record + _KEY_BYTES - 1] == _BUDGET:  # the cost is unknown: the reservation counts as spent
+                (value,) = _NUMBER.unpack_from(memory, record + _VALUE_AT)
+                _NUMBER.pack_into(memory, record + _VALUE_AT, value + _NUMBER.unpack(reserved)[0])
+            memory[record + column : record + column + 8] = _NOTHING
+        memory[worker] = 0
 
     async def _lock(self) -> None:
         """Lock the shared memory for this process until `unlock`. Do not await while holding the lock."""
@@ -195,13 +203,13 @@ class SharedMemoryStore:
         async with self._turn:  # only one task per process polls
             while not any(try_lock(self._file) for _ in range(_TRIES)):
                 if time.monotonic() > until:
-                    raise OverloadedError("Another worker has locked the limits for too long: try again later.")
+                    raise unreachable("Another worker has locked the limits store for too long")
                 await asyncio.sleep(_PAUSE_S)
 
 
 @lru_cache(4096)
 def _place(owner: Owner, kind: Kind, begins: float, name: str) -> tuple[bytes, int]:
-    """Return the key of an account, and the offset of its first candidate record."""
+    """Return the key of an account, and the offset of its first candidate record. The last byte marks budgets."""
     account = account_name(owner, kind, begins, name)
-    key = blake2b(account.encode(), digest_size=_KEY_BYTES).digest()
+    key = blake2b(account.encode(), digest_size=_KEY_BYTES - 1).digest() + bytes([_BUDGET if begins else 0])
     return key, int.from_bytes(key[:8], "big") % (_RECORDS - _PROBED) * _RECORD_BYTES + _HEADER_BYTES

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ....accounting.accounts import AccountUsage, Claim
 from ....accounting.budget import TokenDemand
+from ....protocol.errors import OverloadedError
 
 Settlement = tuple[Claim, float, str]
 """A claim with a reservation, the amount actually used, and the receipt of the admission."""
@@ -31,6 +32,12 @@ class Admission:
     receipt: str = ""
     # Completion tokens granted.
     tokens: int = 0
+
+
+def unreachable(cause: str) -> OverloadedError:
+    """Return the error of requests that need a limit while the store cannot be used."""
+    message = f"{cause}, so the limits of this request cannot be checked: try again later."
+    return OverloadedError(message, code="limits_unavailable")
 
 
 class LimitStore(Protocol):

@@ -184,7 +184,9 @@ class BatchRun:
         request = WireRequest("POST", line.url, headers, bytes(line.body))
         for pause in RETRY_S:
             response = await self._background.ask(request)
-            if response.status not in _RETRYABLE:
+            after = response.headers.get("retry-after", "")
+            is_final = after.isdecimal() and int(after) > sum(RETRY_S)  # such as a budget that renews tomorrow
+            if response.status not in _RETRYABLE or is_final:
                 return response
             await asyncio.sleep(pause)
         return await self._background.ask(request)

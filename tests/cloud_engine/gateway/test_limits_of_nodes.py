@@ -136,6 +136,7 @@ def test_a_node_has_prices_of_its_own(spawn: Any, tmp_path: Path) -> None:
         ('[[nodes]]\nurl = "http://h"\nconcurrency = 5\n', "concurrency` is now `max_concurrency`"),
         ('[[nodes]]\nurl = "http://h"\nidle_s = 5\n', "idle_s` is now `idle_timeout_s`"),
         ('[[nodes]]\nurl = "http://h"\nmax_concurrency = 0\n', "above 0"),
+        ('[[nodes]]\nurl = "http://h"\nidle_timeout_s = inf\n', "idle_timeout_s must be above 0 and finite"),
         ('[[nodes]]\nurl = "http://h"\noutput = 1\n', "must both be set"),
         ('[[nodes]]\nurl = "http://h"\ninput = -1\noutput = 1\n', "input"),
         ("nodes", "nodes-file"),

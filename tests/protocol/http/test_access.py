@@ -156,6 +156,8 @@ def test_pages_of_desktop_apps_and_extensions(allowed: str, origin: str, other: 
         {"allowed_origins": ("app://a/b",)},
         {"allowed_hosts": ("http://box.lan",)},
         {"allowed_hosts": ("box.lan:4114",)},
+        {"allowed_hosts": ("*",)},
+        {"allowed_hosts": ("*.box.lan",)},
         {"allowed_origins": ("app.example",)},
         {"allowed_origins": ("*",)},
         {"allowed_origins": ("https://app.example/path",)},

@@ -211,6 +211,23 @@ def test_a_new_day_is_a_new_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ledger.close()
 
 
+def test_a_clock_that_runs_ahead_deletes_no_spending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that was in flight meanwhile is settled once the clock is right again."""
+    now = true_now = datetime(2027, 1, 15, tzinfo=UTC).timestamp()
+    monkeypatch.setattr("updraft.router.accounting.budget.time.time", lambda: now)
+    ledger = Ledger(tmp_path / "ledger.sqlite3")
+    budget = Budget({"all": BudgetLimits(cloud_tokens=1000, period="month")}, ledger)
+    reserved = asyncio.run(budget.reserve(Caller(), DEMAND))
+    now += 40 * 86_400
+    asyncio.run(budget.reserve(Caller(), DEMAND))
+    now = true_now
+    with ledger.transaction() as connection:
+        connection.executemany(REQUESTS.booking, budget.bookings(Caller(), reserved, replace(ONE, cloud_tokens=70)))
+        (spent,) = connection.execute("SELECT cloud_tokens FROM spending WHERE day = ?", (true_now // 86_400 - 14,))
+    assert spent == (70,)
+    ledger.close()
+
+
 def test_a_month_is_a_calendar_month_and_begins_with_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = datetime(2027, 1, 31, 23, tzinfo=UTC).timestamp()
     monkeypatch.setattr("updraft.router.accounting.budget.time.time", lambda: now)
@@ -221,7 +238,7 @@ def test_a_month_is_a_calendar_month_and_begins_with_its_rows(tmp_path: Path, mo
     add_row(ledger, replace(row, id="last", started_at=before, cloud_tokens=60))
     month = Budget({"all": BudgetLimits(cloud_tokens=200, period="month")}, ledger)
     day = Budget({"all": BudgetLimits(cloud_tokens=100)}, ledger)
-    assert month.counts_from() == first
+    assert month.counts_from(now) == first
     reserved = asyncio.run(month.reserve(Caller(), DEMAND))
     error = asyncio.run(month.exceeded(Caller(), DEMAND))
     assert error is not None and error.retry_after_s == 3600
@@ -239,7 +256,10 @@ def test_a_month_is_a_calendar_month_and_begins_with_its_rows(tmp_path: Path, mo
 
 @pytest.mark.parametrize(
     ("budget", "kept"),
-    [(BudgetLimits(cloud_tokens=1, period="month"), {"month", "new"}), (BudgetLimits(), {"new"})],
+    [
+        (BudgetLimits(cloud_tokens=1, period="month"), {"month", "yesterday", "new"}),
+        (BudgetLimits(), {"yesterday", "new"}),
+    ],
 )
 def test_old_rows_go_unless_a_running_budget_counts_them(bench: Any, budget: BudgetLimits, kept: set[str]) -> None:
     """Rows of the running month are far older than the retention where the clock says the 28th."""
@@ -252,6 +272,7 @@ def test_old_rows_go_unless_a_running_budget_counts_them(bench: Any, budget: Bud
         for index in range(450):
             add_row(ledger, replace(row, id=f"old-{index}", started_at=now - 40 * 86_400))
         add_row(ledger, replace(row, id="month", started_at=now - 20 * 86_400))
+        add_row(ledger, replace(row, id="yesterday", started_at=now - 86_400))
         add_row(ledger, replace(row, id="new", started_at=now))
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr("updraft.router.router.time.time", lambda: now)

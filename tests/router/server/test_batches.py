@@ -24,9 +24,11 @@ from openai.types import Batch as OpenAIBatch
 from router_fakes import FakeCloud, ScriptedLocal, tiers
 from server_processes import running
 from serving import serving
+from updraft.protocol.errors import BudgetExceededError
 from updraft.protocol.http.wire import WireRequest, WireResponse
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.config import RouterConfig
+from updraft.router.responses.completion import failure
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
 from updraft.router.server.batches.lines import answer_line, answered
@@ -324,6 +326,22 @@ def test_an_outage_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     night.database.close()
     assert (over.request_counts.completed, over.request_counts.failed) == (3, 3), "as without it"
     assert len(night.output.read_text().splitlines()) == 3
+
+
+def test_each_line_asks_a_spent_budget_once(tmp_path: Path) -> None:
+    """Every request leaves a row in the ledger."""
+    asked: list[WireRequest] = []
+
+    async def ask(request: WireRequest) -> WireResponse:
+        asked.append(request)
+        return failure(BudgetExceededError("The budget is spent.", renews_s=3600.0))
+
+    night = Night(tmp_path / "files")
+    job = night.stores.batches.next()
+    assert isinstance(job, BatchJob)
+    over = asyncio.run(BatchRun(night.stores, job, Background(ask, InteractiveRequests())).run())
+    night.database.close()
+    assert over.request_counts.failed == len(asked) == 6
 
 
 def test_unanswered_lines_expire(tmp_path: Path) -> None:

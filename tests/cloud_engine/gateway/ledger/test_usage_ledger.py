@@ -283,6 +283,28 @@ def test_old_rows_go(where: str) -> None:
     run(work())
 
 
+def test_a_clock_that_runs_ahead_deletes_no_rows(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even at the second start, when the newest row states the wrong time."""
+
+    async def work() -> None:
+        ledger = UsageLedger(open_store(where))
+        for number, age_days in enumerate((1, 0)):
+            each = row(number)
+            each.started_at -= age_days * 86_400
+            ledger.settle(each)
+        ledger.close()
+        wall = time.time
+        monkeypatch.setattr(time, "time", lambda: wall() + 40 * 86_400)
+        for number in (2, 3):
+            ledger = UsageLedger(open_store(where), keep_days=2)
+            ledger.settle(row(number))
+            assert ledger.flush(30, collect=True)
+            ledger.close()
+        assert len(rows(where)) == 4
+
+    run(work())
+
+
 @pytest.mark.parametrize("action", ["stop", "continue"])
 def test_a_database_that_is_locked(tmp_path: Path, action: Any) -> None:
     """Requests stop or go on as the operator chose; what came to an end before is written once it is free."""

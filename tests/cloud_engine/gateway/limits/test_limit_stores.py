@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import limit_worker
+import msgspec
 import pytest
 from redis_server import expire_leases
-from updraft.accounting.accounts import Claim
+from updraft.accounting.accounts import AccountUsage, Claim
 from updraft.accounting.budget import TokenDemand
 from updraft.cloud_engine.gateway.limits import redis_store, shared_memory
 from updraft.cloud_engine.gateway.limits.store import LimitStore
@@ -106,12 +107,15 @@ def test_a_thousand_requests_in_four_processes_never_pass_a_limit(where: str, wi
     with_store(work)
 
 
-def test_a_killed_worker_leaves_no_reservation(where: str, with_store: WithStore) -> None:
+def test_reservations_of_a_killed_worker_from_budgets_count_as_spent(where: str, with_store: WithStore) -> None:
+    """The other reservations end, and the next worker, which takes the dead worker's place, changes nothing."""
+
     async def work(store: LimitStore) -> None:
         await begin(store)
         with start(where, 400, "--hold") as victim:
             tell(victim)
             assert told(victim)["admitted"] > 50
+            (*_, held) = (await store.admit(limit_worker.claims(LIMIT, 0))).usages
             full = await store.admit(limit_worker.claims(LIMIT, 2000))
             assert full.refused is not None
             assert full.usages[-1].reserved > 8000
@@ -119,8 +123,45 @@ def test_a_killed_worker_leaves_no_reservation(where: str, with_store: WithStore
         if "://" in where:
             expire_leases(where)
         assert (await store.admit(limit_worker.claims(LIMIT, LIMIT - 10))).refused is None
+        await limit_worker.open_store(where).close()
+        (_, _, budget) = (await store.admit(limit_worker.claims(LIMIT, 0))).usages
+        assert budget.used == pytest.approx(held.reserved) and held.reserved > 8
 
     with_store(work)
+
+
+def test_a_new_worker_in_the_place_of_a_killed_one_books_its_reservations(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = limit_worker.open_store(str(tmp_path / "limits"))
+        await begin(store)
+        with start(str(tmp_path / "limits"), 400, "--hold") as victim:
+            tell(victim)
+            assert told(victim)["admitted"] > 50
+            victim.kill()
+        await limit_worker.open_store(str(tmp_path / "limits")).close()
+        (*_, budget) = (await store.admit(limit_worker.claims(LIMIT, 0))).usages
+        assert budget.used > 8
+        assert budget.reserved == 0
+        await store.close()
+
+    asyncio.run(work())
+
+
+def test_a_worker_that_redis_took_for_dead_settles_to_the_actual_cost(redis_url: str) -> None:
+    async def work() -> None:
+        late, other = redis_store.RedisStore(redis_url), redis_store.RedisStore(redis_url)
+        claim = Claim("key", "late", "usd_per_day", 10.0, 4.0, 1.0, 4e9)
+        await late.seed(claim, 0.0)
+        admission = await late.admit([claim])
+        expire_leases(redis_url)
+        probe = msgspec.structs.replace(claim, amount=0.0)
+        assert (await other.admit([probe])).usages == [AccountUsage(4.0, 0.0)]
+        await late.settle([(claim, 0.5, admission.receipt)])
+        assert (await other.admit([probe])).usages == [AccountUsage(0.5, 0.0)]
+        await late.close()
+        await other.close()
+
+    asyncio.run(work())
 
 
 def test_all_or_nothing(with_store: WithStore) -> None:

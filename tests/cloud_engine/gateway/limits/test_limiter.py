@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from updraft.accounting.prices import DatedPrice, PriceTable
-from updraft.accounting.token_estimate import MULTIPLYING, AnswerSize
+from updraft.accounting.token_estimate import LENGTHENING, MULTIPLYING, NESTED, AnswerSize
 from updraft.cloud_engine.gateway.access.principal import ANONYMOUS, Limits, Principal
 from updraft.cloud_engine.gateway.ledger.ledger import UsageLedger
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.ledger.opening import open_reader, open_store
+from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions, open_accounting
 from updraft.cloud_engine.gateway.limits.limiter import Limiter, LimitError, duration
 from updraft.cloud_engine.gateway.limits.limits_file import LimitsFile, read_limits_file
 from updraft.cloud_engine.gateway.limits.request_size import RequestSize, size_of
@@ -158,6 +159,24 @@ def test_budgets_outlive_the_process(with_limiter: Callable[..., None], tmp_path
     with_limiter(work)
 
 
+def test_gateways_that_name_the_ledger_by_link_and_by_path_share_the_limits(tmp_path: Path) -> None:
+    async def work() -> None:
+        link, caller = tmp_path / "links" / "usage", principal(max_concurrency=1)
+        link.parent.mkdir()
+        link.symlink_to(tmp_path / "usage")
+        by_path, by_link = (open_accounting(AccountingOptions(str(path))) for path in (tmp_path / "usage", link))
+        reservation = await by_path.limiter.enter(caller)
+        with pytest.raises(LimitError):
+            await by_link.limiter.enter(caller)
+        await reservation.settle(0, 0, None)
+        assert [*link.parent.iterdir()] == [link]
+        for accounting in (by_path, by_link):
+            await accounting.close()
+            accounting.ledger.close()
+
+    asyncio.run(work())
+
+
 def test_a_request_takes_the_store_three_times(
     with_limiter: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +232,12 @@ def test_durations(seconds: float, shown: str) -> None:
 def decode_size(body: bytes) -> RequestSize:
     """Of a request for a model, with the fields of `body`."""
     return size_of(body, _peek(b'{"model": "m", ' + body[1:]))
+
+
+@pytest.mark.parametrize("name", [*LENGTHENING, *NESTED])
+def test_every_field_that_lengthens_answers_is_counted(name: str) -> None:
+    given = {"maxTokens": 900} if name in NESTED else 900
+    assert decode_size(json.dumps({"max_tokens": 500, name: given}).encode()).answer == AnswerSize(900)
 
 
 @pytest.mark.parametrize("name", MULTIPLYING)
