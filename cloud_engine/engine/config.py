@@ -54,8 +54,6 @@ class EngineConfig:
     ngram: bool = False
     # Reuse the KV cache across requests that share a prefix.
     enable_prefix_caching: bool = True
-    # Seed from which the seeds of requests without a seed are drawn.
-    seed: int = 0
     # "cpu", "cuda" or "cuda:N".
     device: str = "cpu"
     # Data type of the weights.

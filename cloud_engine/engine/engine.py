@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -95,7 +94,6 @@ class Engine:
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         # Requests with a reserved place in the queue, and their arrival time, in `time.monotonic` seconds.
         self._expected: dict[str, tuple[GenerationRequest, float]] = {}
-        self._seeds = random.Random(config.seed)
         self._ahead: LaunchedStep | None = None
 
     @classmethod
@@ -163,7 +161,7 @@ class Engine:
             request=request,
             max_tokens=self._max_tokens(request),
             params=params.resolved(PLAIN_SAMPLING if request.beam else self.sampling),
-            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+            seed=request.seed,
             unforked=request.num_branches - 1,
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
+from functools import partial
 
 from ....protocol.sampling import SamplingParams
 from ....protocol.structured import Constraint
@@ -41,6 +43,13 @@ class GenerationRequest:
     embed: bool = False
     # The client streams the answer. If False, tokens may be bundled, and an aborted request may lose its last tokens.
     streamed: bool = True
+    # Seed used if `params` has none; part of the request, so that the same request always gets the same answers.
+    random_seed: int = field(default_factory=partial(secrets.randbits, 63))
+
+    @property
+    def seed(self) -> int:
+        """Seed of the first answer."""
+        return self.random_seed if self.params.seed is None else self.params.seed
 
     @property
     def num_branches(self) -> int:

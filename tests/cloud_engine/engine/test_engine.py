@@ -165,11 +165,14 @@ def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(make_engine,
     assert other_seed.token_ids != alone.token_ids
 
 
-def test_requests_without_a_seed_differ_but_an_engine_replays(make_engine, make_prompts, ask, run):
-    requests = ask([make_prompts(1)[0]] * 3, temperature=1.0)
-    first, again = (run(make_engine(seed=3), requests) for _ in range(2))
+def test_requests_without_a_seed_differ_on_every_engine_but_each_repeats_itself(make_engine, make_prompts, ask, run):
+    requests, others = (ask([make_prompts(1)[0]] * 3, temperature=2.0) for _ in range(2))
+    first, again, other = (
+        run(make_engine(**config), asked)
+        for config, asked in [({}, requests), ({"num_gpu_blocks_override": 4}, requests), ({}, others)]
+    )
     assert [r.token_ids for r in first] == [r.token_ids for r in again]
-    assert len({tuple(r.token_ids) for r in first}) == 3
+    assert len({tuple(r.token_ids) for r in [*first, *other]}) == 6
 
 
 def test_abort_at_any_moment_frees_everything(make_engine, make_prompts, ask, draft):

@@ -73,6 +73,7 @@ REQUESTS = build(
     n=COUNTS,
     priority=st.integers(-(2**63), 2**63 - 1),
     cache_salt=TEXT,
+    random_seed=st.integers(0, 2**63 - 1),
     beam=st.none() | st.builds(BeamParams, COUNTS, FLOATS),
 )
 TOP = st.lists(st.tuples(COUNTS, FLOATS), max_size=3).map(tuple)
