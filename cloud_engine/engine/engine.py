@@ -12,7 +12,6 @@ import torch
 
 from ...kernels.attention.types import QuerySpan
 from ...protocol.errors import ConfigurationError, InvalidRequestError
-from ...protocol.sampling import PLAIN_SAMPLING
 from ...text.grammars.compiler import GrammarCompiler, Vocabulary
 from ...text.grammars.state import Grammars, GrammarState
 from ...text.logit_edits import LogitEditor
@@ -28,7 +27,6 @@ from .execution.step_result import LaunchedStep, StepResult
 from .execution.warm_up import make_ready
 from .kv.kv_cache_manager import KVCacheManager
 from .kv.sizing import KVCacheSize
-from .output.beam_search import BeamSearch
 from .output.output_processor import OutputProcessor, cut_drafts
 from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
@@ -72,7 +70,7 @@ class Engine:
         self.sampling = served.sampling
         self._tokenizer = served.tokenizer
         self._vocab_size = model.config.vocab_size
-        self._limits = RequestLimits(self._vocab_size, sizes.context_length, served.eos_ids, sizes.num_blocks, config)
+        self._limits = RequestLimits(self._vocab_size, sizes.context_length, sizes.num_blocks, config)
         self._eos_ids = served.eos_ids
         self._grammars = _grammars(served)
         self._runner = Runner(
@@ -160,9 +158,9 @@ class Engine:
         state = RequestState(
             request=request,
             max_tokens=self._max_tokens(request),
-            params=params.resolved(PLAIN_SAMPLING if request.beam else self.sampling),
+            params=params.resolved(self.sampling),
             seed=request.seed,
-            unforked=request.num_branches - 1,
+            unforked=request.n - 1,
             end_ids=params.end_ids(self._eos_ids),
             token_ids=list(request.prompt_ids),
             prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # no answer exceeds the context
@@ -170,8 +168,7 @@ class Engine:
             pool=MeanPool() if request.embed else None,
             arrived=time.monotonic() if expected is None else expected[1],
         )
-        search = BeamSearch(state, request.beam, self._scheduler, self._cache) if request.beam else None
-        self._outputs.begin(state, search)
+        self._outputs.begin(state)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request and free its blocks; do nothing if the id is unknown or the request has finished.
@@ -277,7 +274,7 @@ class Engine:
         """Return an answer's token limit: the request's, else the server's default, cut to the remaining context."""
         if request.embed:
             return 0
-        remaining = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
+        remaining = self._scheduler.longest(self.context_length) - len(request.prompt_ids)
         return request.params.max_tokens or min(remaining, self.config.default_max_tokens)
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -79,17 +79,10 @@ class KVCacheManager:
         state.num_draft_computed_tokens = state.num_drafted_blocks * self.block_size
         return True
 
-    def can_admit(self, states: Sequence[RequestState], without: Iterable[RequestState] = ()) -> bool:
-        """Return whether `admit` would succeed for all `states` if the requests in `without` had released their blocks.
-
-        Several states are assumed to share no blocks.
-        """
+    def can_admit(self, state: RequestState, without: Iterable[RequestState] = ()) -> bool:
+        """Return whether `admit` would succeed if the requests in `without` had released their blocks."""
         released = Counter(block for other in without for block in _allocated_blocks(other.block_table))
         freed = sum(self.pool.references(block) == holders for block, holders in released.items())
-        if len(states) > 1:
-            needed = sum(self.most_blocks_for(len(state.token_ids)) for state in states)
-            return needed <= self.pool.num_free + freed
-        (state,) = states
         cached = self._cached_prefix(state)
         revived = sum(self.pool.references(block) == released[block] for block in _allocated_blocks(cached))
         return self._missing(state, cached) + revived <= self.pool.num_free + freed

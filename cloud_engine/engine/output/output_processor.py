@@ -19,10 +19,7 @@ from ..types.outputs import FinishReason, StepOutputs, TokenOutput
 from ..types.request_state import RequestState, ScheduledRequest
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..execution.step_result import StepResult
-    from .beam_search import BeamSearch
 
 
 class OutputProcessor:
@@ -34,7 +31,6 @@ class OutputProcessor:
         self._speculator = speculator
         self._counters = scheduler.counters
         self._states: dict[str, list[RequestState]] = {}  # request id -> answers
-        self._searches: dict[str, BeamSearch] = {}
         self._streamed: set[str] = set()
 
     def __len__(self) -> int:
@@ -52,14 +48,12 @@ class OutputProcessor:
     def request_ids(self) -> list[str]:
         return list(self._states)
 
-    def begin(self, state: RequestState, search: BeamSearch | None = None) -> None:
-        """Queue the first answer of a request; further answers fork from it. Beam requests pass their `search`."""
+    def begin(self, state: RequestState) -> None:
+        """Queue the first answer of a request; further answers fork from it."""
         self._scheduler.add(state)
         self._states[state.request_id] = [state]
         if state.request.streamed:
             self._streamed.add(state.request_id)
-        if search is not None:
-            self._searches[state.request_id] = search
 
     def drop(self, request_id: str, index: int | None = None) -> bool:
         """Drop a request, or only answer `index`, and free its blocks. Return whether the whole request was dropped."""
@@ -79,50 +73,14 @@ class OutputProcessor:
         self._counters.steps += 1
         self._counters.generated_tokens += len(decoded.token_ids)
         outputs: list[TokenOutput] = []
-        beams: dict[str, list[tuple[ScheduledRequest, Tensor]]] = {}
         for item, row in remaining:
-            if item.state.request.beam:
-                beams.setdefault(item.state.request_id, []).append((item, samples.logits(row, item.num_samples)))
-            elif item.num_samples:
+            if item.num_samples:
                 branches = self._branch_off(item, row, samples) if item.state.unforked else []
                 sampled = samples.tokens[row : row + item.num_samples]
                 outputs += [self._accept(item, sampled, row, samples), *branches]
             else:
                 outputs += self._catch_up(item)
-        for request_id, items in beams.items():
-            outputs += self._advance_beams(request_id, items)
         return StepOutputs(decoded, outputs)
-
-    def _advance_beams(self, request_id: str, items: list[tuple[ScheduledRequest, Tensor]]) -> list[TokenOutput]:
-        """Advance a beam search. Return all answers if this step ends the search, else nothing."""
-        search = self._searches[request_id]
-        best = search.advance(items)
-        states = self._states[request_id] = search.states
-        if not best:
-            return []
-        outputs: list[TokenOutput] = []
-        for index, answer in enumerate(best[: states[0].request.n]):
-            stats = replace(states[0].stats(), completion_tokens=len(answer.token_ids))
-            self._counters.generated_tokens += len(answer.token_ids)
-            scores = tuple(states[0].prompt_logprobs) if index == 0 else ()
-            outputs.append(
-                TokenOutput(
-                    request_id,
-                    answer.token_ids,
-                    tuple(answer.logprobs),
-                    answer.finish_reason,
-                    stats,
-                    index,
-                    scores,
-                    cached_tokens=stats.cached_tokens,
-                    stop_reason=_stop_reason(states[0], answer.finish_reason),
-                )
-            )
-        for state in states:
-            self._remove(state)
-        self._forget(request_id)
-        self._counters.finished_requests += 1
-        return outputs
 
     def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
         """Advance a request that gets no token in this step. Returns an output only if this completes an embedding."""
@@ -217,7 +175,6 @@ class OutputProcessor:
 
     def _forget(self, request_id: str) -> bool:
         self._streamed.discard(request_id)
-        self._searches.pop(request_id, None)
         return self._states.pop(request_id, None) is not None
 
     def _remove(self, state: RequestState) -> None:

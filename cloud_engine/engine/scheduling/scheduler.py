@@ -47,7 +47,7 @@ class Scheduler:
 
     The scheduler cannot deadlock, because the first request always advances: every admitted request fits into the pool
     alone (`fits`), running requests get blocks in order, and a request that lacks a block preempts the last request,
-    possibly itself. All beams of a request run or wait together, so that no waiting beam holds blocks.
+    possibly itself.
     """
 
     def __init__(
@@ -65,18 +65,13 @@ class Scheduler:
         self.decodes = PlainDecodes(cache)  # the running requests that only decode
         self.counters = counters or EngineStats()
 
-    def fits(self, num_tokens: int, num_beams: int = 1) -> bool:
-        """Return whether the pool is large enough for a request of `num_tokens`, prompt and output together.
+    def fits(self, num_tokens: int) -> bool:
+        """Return whether the pool is large enough for an answer of `num_tokens`, prompt and output together."""
+        return self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
 
-        Each beam counts in full, because beams run together and may share no blocks after a preemption.
-        """
-        return num_beams * self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
-
-    def longest(self, most: int, num_beams: int = 1) -> int:
+    def longest(self, most: int) -> int:
         """Return the largest number of tokens, up to `most`, for which `fits` is true."""
-        if self.fits(most, num_beams):
-            return most
-        return self._cache.pool.num_blocks // num_beams * self._cache.block_size
+        return most if self.fits(most) else self._cache.pool.num_blocks * self._cache.block_size
 
     def check_capacity(self, expected: Sequence[GenerationRequest] = ()) -> None:
         """Check that the queue, including `expected` requests, is not full. Raises OverloadedError.
@@ -148,7 +143,7 @@ class Scheduler:
     def fork(self, parent: RequestState, child: RequestState) -> None:
         """Start running `child`, which shares the blocks of `parent`.
 
-        `_admit` has reserved a place for the fork, or the caller removes another beam to free a place.
+        `_admit` has reserved a place for the fork.
         """
         child.order = parent.order
         if parent.unforked:
@@ -178,13 +173,13 @@ class Scheduler:
                 budget -= num_tokens - 1
         if self.counters.preemptions != preemptions:
             plain, _ = self.decodes.shares(self.running)
-            batch = [item for item in batch if item.state.block_table]  # drop preempted beams
+            batch = [item for item in batch if item.state.block_table]  # answers to one request have equal order
         return plain, batch, budget
 
     def _allocate(self, state: RequestState, num_tokens: int) -> bool:
         """Allocate blocks for `num_tokens`, preempting later requests. Return False if `state` itself was preempted."""
         while not self._cache.grow(state, state.num_computed_tokens + num_tokens):
-            if state in self._preempt_last():
+            if self._preempt_last() is state:
                 return False
         return True
 
@@ -208,34 +203,25 @@ class Scheduler:
 
     def _fits_without(self, other_requests: list[RequestState]) -> bool:
         """Return whether the first waiting request has places and blocks if the `other_requests` are not running."""
-        states = self._first_waiting()
-        return self._has_place(states, other_requests) and self._cache.can_admit(states, other_requests)
+        head = self.waiting[0]
+        return self._has_place(head, other_requests) and self._cache.can_admit(head, other_requests)
 
     def _admit_ahead(self) -> None:
         """Admit waiting requests that sort before a running one. Call this before running requests spend the budget."""
         while self.waiting and self.running and self.waiting[0].order < self.running[-1].order:
-            if not self._admit(self._first_waiting()):
+            if not self._admit_first():
                 return
 
-    def _first_waiting(self) -> list[RequestState]:
-        """Return the first waiting request with all its beams."""
-        return _beams_of(self.waiting[0], self.waiting)
-
-    def _admit(self, states: list[RequestState]) -> bool:
-        """Start running `states` if the batch has places and the pool has blocks for all of them, else return False."""
-        if not self._has_place(states):
+    def _admit_first(self) -> bool:
+        """Start the first waiting request; return False if the batch has no place or the pool too few blocks for it."""
+        state = self.waiting[0]
+        if not self._has_place(state) or not self._cache.admit(state):
             return False
-        for index, state in enumerate(states):
-            if not self._cache.admit(state):
-                for admitted in states[:index]:
-                    self._cache.free(admitted)
-                return False
-        for state in states:
-            self.waiting.remove(state)
-            self._run(state)
-            if state.num_preemptions == 0:
-                state.num_cached_tokens = state.num_computed_tokens
-                self._count(state)
+        del self.waiting[0]
+        self._run(state)
+        if state.num_preemptions == 0:
+            state.num_cached_tokens = state.num_computed_tokens
+            self._count(state)
         return True
 
     def _count(self, state: RequestState) -> None:
@@ -246,15 +232,14 @@ class Scheduler:
             counters.prefix_query_tokens += state.num_prompt_tokens
             counters.prefix_hit_tokens += state.num_cached_tokens
 
-    def _preempt_last(self) -> list[RequestState]:
+    def _preempt_last(self) -> RequestState:
         """Preempt the last running request: free its blocks and return it to its place in the queue."""
-        victims = _beams_of(self.running[-1], self.running)
-        for victim in reversed(victims):
-            self._stop(victim)
-            victim.num_preemptions += 1
-            insort_left(self.waiting, victim, key=_order)
+        victim = self.running[-1]
+        self._stop(victim)
+        victim.num_preemptions += 1
+        insort_left(self.waiting, victim, key=_order)
         self.counters.preemptions += 1
-        return victims
+        return victim
 
     def _run(self, state: RequestState) -> None:
         insort(self.running, state, key=_order)
@@ -272,13 +257,12 @@ class Scheduler:
     def _admit_waiting(self, batch: list[ScheduledRequest], budget: int) -> int:
         """Admit waiting requests and schedule them in `batch`, within `budget`. Return the rest of the budget."""
         while self.waiting and budget > 0:
-            states = self._first_waiting()
-            if len(states) > budget or not self._admit(states):
+            state = self.waiting[0]
+            if not self._admit_first():
                 break
-            for num_after, state in zip(reversed(range(len(states))), states, strict=True):
-                num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget - num_after)
-                batch.append(ScheduledRequest(state, num_tokens))
-                budget -= num_tokens
+            num_tokens = min(state.num_uncomputed_tokens, budget)
+            batch.append(ScheduledRequest(state, num_tokens))
+            budget -= num_tokens
         return budget
 
     def _num_fitting(self, expected: Sequence[GenerationRequest]) -> int:
@@ -286,7 +270,7 @@ class Scheduler:
         places, blocks = self._config.max_num_seqs - self._places, self._cache.pool.num_free
         queue = chain(
             ((1 + state.unforked, len(state.token_ids)) for state in self.waiting),
-            ((request.num_branches, len(request.prompt_ids)) for request in expected),
+            ((request.n, len(request.prompt_ids)) for request in expected),
         )
         for count, (branches, num_tokens) in enumerate(queue):
             places -= branches
@@ -295,14 +279,9 @@ class Scheduler:
                 return count
         return len(self.waiting) + len(expected)
 
-    def _has_place(self, states: list[RequestState], without: Sequence[RequestState] = ()) -> bool:
-        """Return whether the batch has rows for `states` and their forks, if the requests in `without` left it."""
-        return self._places - _places(without) + _places(states) <= self._config.max_num_seqs
-
-
-def _beams_of(state: RequestState, among: list[RequestState]) -> list[RequestState]:
-    """Return all beams of the same request, or only `state` without a beam search."""
-    return [other for other in among if other.request is state.request] if state.request.beam else [state]
+    def _has_place(self, state: RequestState, without: Sequence[RequestState] = ()) -> bool:
+        """Return whether the batch has rows for `state` and its forks, if the requests in `without` left it."""
+        return self._places - _places(without) + _places([state]) <= self._config.max_num_seqs
 
 
 def _places(states: Iterable[RequestState]) -> int:

@@ -200,4 +200,4 @@ def _can_continue(item: ScheduledRequest) -> bool:
 
 def _is_prompt_of_more(item: ScheduledRequest) -> bool:
     """Return whether the item is a prompt chunk that later chunks follow, and whose answer may get drafts."""
-    return not item.is_caught_up and item.state.num_remaining_tokens > 1 and not item.state.request.beam
+    return not item.is_caught_up and item.state.num_remaining_tokens > 1

@@ -71,7 +71,7 @@ class Speculator:
         drafters_work = bool(self._drafters) and not self._draft_length.is_resting(sequences)
         for item in chain(decodes, other_items) if drafters_work else other_items:
             limit = min(budget, item.state.num_remaining_tokens - 1)
-            if limit <= 0 or not item.is_caught_up or item.state.request.beam:
+            if limit <= 0 or not item.is_caught_up:
                 continue
             predicted = item.state.prediction.propose(limit, takes_whole)
             if not predicted:

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from updraft.cloud_engine.engine.config import EngineConfig, SchedulingPolicy
 from updraft.cloud_engine.engine.kv.block_pool import NO_BLOCK, BlockPool
 from updraft.cloud_engine.engine.kv.kv_cache_manager import KVCacheManager, Window
-from updraft.cloud_engine.engine.output.beam_search import BeamSearch
 from updraft.cloud_engine.engine.output.output_processor import OutputProcessor, cut_drafts
 from updraft.cloud_engine.engine.scheduling.plain_decodes import BLOCKS_AT_ONCE
 from updraft.cloud_engine.engine.scheduling.scheduler import Scheduler
@@ -28,13 +26,12 @@ from updraft.cloud_engine.engine.speculation.drafter import Drafter, DraftWork
 from updraft.cloud_engine.engine.speculation.speculator import Speculator
 from updraft.cloud_engine.engine.types.outputs import TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.types.prediction import PredictionCursor
-from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from updraft.protocol.errors import ConfigurationError, OverloadedError
 from updraft.protocol.sampling import ResolvedParams
 
 BLOCK, BLOCKS, BUDGET, BATCH, WAITING = 4, 10, 12, 4, 5
-BEAM_VOCABULARY = 8
 END = 2  # a token that ends some of the answers, and is in no prompt
 
 
@@ -100,8 +97,8 @@ class Quota:
 class Drawn:
     """`StepResult` without a model, which confirms most drafts."""
 
-    def __init__(self, batch: Sequence[ScheduledRequest], random: random.Random, noise: torch.Generator) -> None:
-        self.random, self.noise = random, noise
+    def __init__(self, batch: Sequence[ScheduledRequest], random: random.Random) -> None:
+        self.random = random
         self.tokens = [self.like(item.draft_ids[i : i + 1]) for item in batch for i in range(item.num_samples)]
 
     def like(self, draft: list[int]) -> int:
@@ -112,9 +109,6 @@ class Drawn:
 
     def logprobs(self, row: int, tokens: list[int], num_top: int) -> tuple[TokenLogprob, ...]:
         raise AssertionError("nobody has asked for any")
-
-    def logits(self, row: int, num_rows: int) -> torch.Tensor:
-        return torch.randn((num_rows, BEAM_VOCABULARY), generator=self.noise)
 
 
 def drawn_token(random: random.Random) -> int:
@@ -149,7 +143,6 @@ class Simulation(RuleBasedStateMachine):
         self.memory: dict[int, int] = {}
         self.salts: dict[int, str] = {}
         self.random = random.Random(0)
-        self.noise = torch.Generator().manual_seed(0)
         self.names = 0
         self.now = 0.0
 
@@ -195,22 +188,11 @@ class Simulation(RuleBasedStateMachine):
             self.answers.begin(state)
 
     def num_kept_waiting(self) -> int:
-        """The number in the queue that cannot be let in now; found by trying, on a copy. Beams count as one."""
+        """The number in the queue that cannot be let in now; found by trying, on a copy."""
         twin = copy.deepcopy(self.scheduler)
-        while twin.waiting and twin._admit(twin._first_waiting()):
+        while twin.waiting and twin._admit_first():
             pass
-        return len({state.request_id if state.request.beam else id(state) for state in twin.waiting})
-
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9), output=st.integers(1, 8), width=st.integers(2, 3))
-    def add_beams(self, prompt: list[int], output: int, width: int) -> None:
-        if not self.scheduler.fits(len(prompt) + output, width) or len(self.scheduler.waiting) >= WAITING:
-            return
-        self.names += 1
-        self.now += 0.1
-        state = make_state(str(self.names), prompt, output, beam=BeamParams(width))
-        state.arrived, state.unforked, state.end_ids = self.now, width - 1, frozenset([BEAM_VOCABULARY - 1])
-        self.longest[state.request_id] = output, output
-        self.answers.begin(state, BeamSearch(state, BeamParams(width), self.scheduler, self.cache))
+        return len(twin.waiting)
 
     @precondition(lambda self: self.scheduler.requests())
     @rule()
@@ -237,7 +219,7 @@ class Simulation(RuleBasedStateMachine):
         for item in batch:
             self.check_reads(item)
         accepted = {state: state.drafts.accepted for state in before}
-        for output in self.answers.process(batch, Drawn(batch, self.random, self.noise)):
+        for output in self.answers.process(batch, Drawn(batch, self.random)):
             self.hear(output)
         for state, (known, _) in before.items():
             assert state.drafts.accepted - accepted[state] <= len(state.token_ids) - known
@@ -288,7 +270,7 @@ class Simulation(RuleBasedStateMachine):
     def known_tokens_match_the_output(self) -> None:
         for state in self.scheduler.requests():
             generated = state.token_ids[state.num_prompt_tokens :]
-            assert state.request.beam or generated == self.generated.get((state.request_id, state.index), [])
+            assert generated == self.generated.get((state.request_id, state.index), [])
             assert state.num_remaining_tokens > 0
             assert state.end_ids.isdisjoint(generated)
             assert not (state.grammar and state.grammar.complete)
@@ -483,9 +465,9 @@ def test_prompts_are_cut_so_that_a_step_takes_no_longer() -> None:
     assert [sum(shares) for shares in paced(1.0, make_state("a", prompt, 4), max_step_ms=None)] == [512, 388]
 
 
-def test_many_beams_and_a_small_budget_are_no_deadlock() -> None:
+def test_many_requests_and_a_small_budget_are_no_deadlock() -> None:
     assert paced(9.0, make_state("a", [1] * 90, 4), max_num_seqs=20, max_num_batched_tokens=20) == [[20]] * 4 + [[10]]
-    budget = StepBudget(0.001, least=80)  # as many beams may have to run together
+    budget = StepBudget(0.001, least=80)  # tokens that always fit
     for _ in range(2):
         assert budget.max_prompt_tokens(512) >= 80
         budget.observe(64, 0, 1, 99.0)
@@ -613,18 +595,6 @@ def test_no_preemption_without_enough_gain(blocks: int) -> None:
     head.unforked = 2 if blocks == 100 else 0
     scheduler.add(head)
     assert len(ran(scheduler)) == 3
-    assert scheduler.counters.preemptions == 0
-
-
-def test_nothing_is_preempted_for_beams_that_do_not_fit_together() -> None:
-    scheduler = small("priority", batch=9, blocks=9)
-    scheduler.add(make_state("first", [1] * 9, 9, priority=-1))
-    scheduler.add(make_state("later", [2] * 21, 3, priority=1))
-    assert len(ran(scheduler)) == 2
-    beam = make_state("beams", [3] * 20, 2, priority=0, beam=BeamParams(2))
-    scheduler.add(beam)
-    scheduler.add(copy.copy(beam))
-    assert len(ran(scheduler)) == 2
     assert scheduler.counters.preemptions == 0
 
 

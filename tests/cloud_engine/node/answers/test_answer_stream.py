@@ -213,7 +213,7 @@ def test_tokens_in_one_event_have_no_pace(steps: list[list[int]], paced: int) ->
 
 
 def test_answers_that_come_whole_have_no_pace() -> None:
-    """Those of a beam search: one after the other, each at once."""
+    """One after the other, each at once."""
     latencies = Latencies()
 
     async def whole() -> AsyncGenerator[Piece]:
