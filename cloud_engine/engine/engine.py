@@ -154,26 +154,14 @@ class Engine:
         expected = self._expected.pop(request.request_id, None)
         if expected is None:
             self._check(request)
-        params = request.params
-        state = RequestState(
-            request=request,
-            max_tokens=self._max_tokens(request),
-            params=params.resolved(self.sampling),
-            seed=request.seed,
-            unforked=request.n - 1,
-            end_ids=params.end_ids(self._eos_ids),
-            token_ids=list(request.prompt_ids),
-            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # no answer exceeds the context
-            grammar=self.prepare(request) if grammar is None else grammar,
-            pool=MeanPool() if request.embed else None,
-            arrived=time.monotonic() if expected is None else expected[1],
-        )
-        self._outputs.begin(state)
+        arrived = time.monotonic() if expected is None else expected[1]
+        grammar = self.prepare(request) if grammar is None else grammar
+        self._outputs.begin([self._answer(request, index, grammar, arrived) for index in range(request.n)])
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request and free its blocks; do nothing if the id is unknown or the request has finished.
 
-        With an `index`, drop only that answer, which must have begun already; the request's other answers continue.
+        With an `index`, drop only that answer; the request's other answers continue.
         """
         expected = self._expected.pop(request_id, None) is not None
         self._counters.aborted_requests += self._outputs.drop(request_id, index) or expected
@@ -187,7 +175,7 @@ class Engine:
             return StepOutputs()
         launched = self._take_over(batch) or self._launch(batch)
         self._ahead = self._launch_ahead(launched)
-        outputs = self._outputs.process(batch, StepResult(launched, self._sampling_row))
+        outputs = self._outputs.process(batch, StepResult(launched))
         step_s = time.perf_counter() - started
         self._speculator.observe(batch, step_s)
         self._scheduler.observe(len(batch), step_s)
@@ -195,9 +183,6 @@ class Engine:
         return outputs
 
     def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
-        if copies := self._cache.take_copies():
-            self._runner.copy_blocks(copies)
-            self._speculator.copy_blocks(copies)
         self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
         cut_drafts(batch)
         logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
@@ -269,6 +254,24 @@ class Engine:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
         self._limits.check(request, self._scheduler)
         self._scheduler.check_capacity([expected for expected, _ in self._expected.values()])
+
+    def _answer(
+        self, request: GenerationRequest, index: int, grammar: GrammarState | None, arrived: float
+    ) -> RequestState:
+        """Return the initial state of answer number `index`. Answers have consecutive seeds."""
+        return RequestState(
+            request=request,
+            max_tokens=self._max_tokens(request),
+            params=request.params.resolved(self.sampling),
+            seed=request.seed + index,
+            end_ids=request.params.end_ids(self._eos_ids),
+            token_ids=list(request.prompt_ids),
+            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # no answer exceeds the context
+            index=index,
+            grammar=grammar if grammar is None or index == 0 else grammar.fork(),
+            pool=MeanPool() if request.embed else None,
+            arrived=arrived,
+        )
 
     def _max_tokens(self, request: GenerationRequest) -> int:
         """Return an answer's token limit: the request's, else the server's default, cut to the remaining context."""

@@ -1,4 +1,4 @@
-"""Output processing: appends a step's sampled tokens to the answers, forks answers and finishes them.
+"""Output processing: appends a step's sampled tokens to the answers and finishes them.
 
 Imports no torch: everything about logits goes through `StepResult`, so that tests can use plain integers.
 """
@@ -6,10 +6,7 @@ Imports no torch: everything about logits goes through `StepResult`, so that tes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from ....protocol.responses import StopReason
 from ..kv.kv_cache_manager import KVCacheManager
@@ -31,6 +28,7 @@ class OutputProcessor:
         self._speculator = speculator
         self._counters = scheduler.counters
         self._states: dict[str, list[RequestState]] = {}  # request id -> answers
+        self._held_back: dict[str, list[RequestState]] = {}  # request id -> answers that wait for the prompt's blocks
         self._streamed: set[str] = set()
 
     def __len__(self) -> int:
@@ -48,16 +46,21 @@ class OutputProcessor:
     def request_ids(self) -> list[str]:
         return list(self._states)
 
-    def begin(self, state: RequestState) -> None:
-        """Queue the first answer of a request; further answers fork from it."""
-        self._scheduler.add(state)
-        self._states[state.request_id] = [state]
-        if state.request.streamed:
-            self._streamed.add(state.request_id)
+    def begin(self, states: Sequence[RequestState]) -> None:
+        """Queue the first answer of a request. The others follow when the first has computed the prompt."""
+        first, *others = states
+        self._scheduler.add(first)
+        self._states[first.request_id] = [first, *others]
+        if others:
+            self._held_back[first.request_id] = others
+        if first.request.streamed:
+            self._streamed.add(first.request_id)
 
     def drop(self, request_id: str, index: int | None = None) -> bool:
         """Drop a request, or only answer `index`, and free its blocks. Return whether the whole request was dropped."""
         states = self._states.get(request_id, [])
+        if states:
+            self._queue_others(states[0])
         remaining = [state for state in states if index is not None and state.index != index]
         for state in states:
             if state not in remaining:
@@ -75,9 +78,8 @@ class OutputProcessor:
         outputs: list[TokenOutput] = []
         for item, row in remaining:
             if item.num_samples:
-                branches = self._branch_off(item, row, samples) if item.state.unforked else []
-                sampled = samples.tokens[row : row + item.num_samples]
-                outputs += [self._accept(item, sampled, row, samples), *branches]
+                outputs.append(self._accept(item, row, samples))
+                self._queue_others(item.state)
             else:
                 outputs += self._catch_up(item)
         return StepOutputs(decoded, outputs)
@@ -95,31 +97,15 @@ class OutputProcessor:
             TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=tuple(state.pool.vector()))
         ]
 
-    def _branch_off(self, item: ScheduledRequest, row: int, samples: StepResult) -> list[TokenOutput]:
-        """Fork the request's other answers at the end of its prompt, each with its own seed."""
-        parent = item.state
-        outputs: list[TokenOutput] = []
-        for index in range(1, parent.unforked + 1):
-            child = replace(
-                parent,
-                index=index,
-                unforked=0,
-                seed=parent.seed + index,
-                token_ids=list(parent.token_ids),
-                prediction=parent.prediction.rewound(),
-                grammar=parent.grammar and parent.grammar.fork(),
-                num_computed_tokens=item.start + item.num_tokens,
-            )
-            child.num_draft_computed_tokens = min(child.num_draft_computed_tokens, child.num_computed_tokens)
-            self._scheduler.fork(parent, child)
-            self._states[parent.request_id].append(child)
-            first = msgspec.structs.replace(item, state=child, draft_ids=[], drafter=None, num_drafts=0)
-            outputs.append(self._accept(first, [samples.sample_fork(first, row)], row, samples))
-        return outputs
+    def _queue_others(self, first: RequestState) -> None:
+        """Queue the answers that have waited for the prompt of the `first` answer."""
+        for state in self._held_back.pop(first.request_id, ()):
+            state.num_cached_tokens = first.num_cached_tokens
+            self._scheduler.add(state)
 
-    def _accept(self, item: ScheduledRequest, sampled: list[int], row: int, samples: StepResult) -> TokenOutput:
+    def _accept(self, item: ScheduledRequest, row: int, samples: StepResult) -> TokenOutput:
         """Append the accepted draft tokens and the target's own next token to the answer."""
-        state = item.state
+        state, sampled = item.state, samples.tokens[row : row + item.num_samples]
         begins = state.num_generated_tokens == 0
         num_accepted = next((i for i, token in enumerate(item.draft_ids) if token != sampled[i]), len(item.draft_ids))
         ends = sampled[num_accepted] in state.end_ids
@@ -140,10 +126,10 @@ class OutputProcessor:
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
         self._speculator.settle(state.prediction)
         num_top = state.request.params.logprobs
-        logprobs = () if num_top is None or not new else samples.logprobs(row, new, num_top)
+        logprobs = () if num_top is None or not new else samples.logprobs(range(row, row + len(new)), num_top)
         self._counters.generated_tokens += len(new)
         stats = state.stats() if finish_reason else None
-        scores = tuple(state.prompt_logprobs) if begins and state.index == 0 else ()
+        scores = tuple(state.prompt_logprobs) if begins else ()
         error = state.grammar.error if state.grammar is not None else None
         cached = state.num_cached_tokens if begins else None
         output = TokenOutput(

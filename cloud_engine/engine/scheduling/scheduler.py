@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort, insort_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain, takewhile
 from operator import attrgetter
 
@@ -61,7 +61,6 @@ class Scheduler:
         self._prompt_tokens = 0  # prompt tokens in the last step
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
-        self._places = 0  # batch rows of running requests, including rows reserved for their later forks
         self.decodes = PlainDecodes(cache)  # the running requests that only decode
         self.counters = counters or EngineStats()
 
@@ -125,9 +124,9 @@ class Scheduler:
     @property
     def reads_prompts(self) -> bool:
         """Return whether the next step may contain prompt tokens, and so take much longer than a decode step."""
-        other_requests = self.decodes.other_requests(self.running)
-        has_place = self._places < self._config.max_num_seqs
-        return bool(self.waiting and has_place) or any(state.num_uncomputed_tokens > 1 for state in other_requests)
+        if self.waiting and self._has_place():
+            return True
+        return any(state.num_uncomputed_tokens > 1 for state in self.decodes.other_requests(self.running))
 
     def observe(self, sequences: int, step_s: float) -> None:
         """Learn from the last scheduled step, which had `sequences` and took `step_s` seconds."""
@@ -139,18 +138,6 @@ class Scheduler:
             self._stop(state)
         else:
             self.waiting.remove(state)
-
-    def fork(self, parent: RequestState, child: RequestState) -> None:
-        """Start running `child`, which shares the blocks of `parent`.
-
-        `_admit` has reserved a place for the fork.
-        """
-        child.order = parent.order
-        if parent.unforked:
-            parent.unforked -= 1
-            self._places -= 1
-        self._cache.fork(parent, child)
-        self._run(child)
 
     def requests(self) -> list[RequestState]:
         return list(chain(self.running, self.waiting))
@@ -204,7 +191,7 @@ class Scheduler:
     def _fits_without(self, other_requests: list[RequestState]) -> bool:
         """Return whether the first waiting request has places and blocks if the `other_requests` are not running."""
         head = self.waiting[0]
-        return self._has_place(head, other_requests) and self._cache.can_admit(head, other_requests)
+        return self._has_place(other_requests) and self._cache.can_admit(head, other_requests)
 
     def _admit_ahead(self) -> None:
         """Admit waiting requests that sort before a running one. Call this before running requests spend the budget."""
@@ -215,11 +202,11 @@ class Scheduler:
     def _admit_first(self) -> bool:
         """Start the first waiting request; return False if the batch has no place or the pool too few blocks for it."""
         state = self.waiting[0]
-        if not self._has_place(state) or not self._cache.admit(state):
+        if not self._has_place() or not self._cache.admit(state):
             return False
         del self.waiting[0]
         self._run(state)
-        if state.num_preemptions == 0:
+        if state.num_preemptions == 0 and state.index == 0:  # a request's other answers do not count as prompts
             state.num_cached_tokens = state.num_computed_tokens
             self._count(state)
         return True
@@ -243,12 +230,10 @@ class Scheduler:
 
     def _run(self, state: RequestState) -> None:
         insort(self.running, state, key=_order)
-        self._places += 1 + state.unforked
         self.decodes.running_changed()
 
     def _stop(self, state: RequestState) -> None:
         self.running.remove(state)
-        self._places -= 1 + state.unforked
         self._cache.register(state)  # a plain decode may have unregistered full blocks
         self._cache.free(state)
         self.decodes.leave(state)
@@ -267,26 +252,27 @@ class Scheduler:
 
     def _num_fitting(self, expected: Sequence[GenerationRequest]) -> int:
         """Return how many queued requests, counted from the first, fit into batch and pool if no block is cached."""
-        places, blocks = self._config.max_num_seqs - self._places, self._cache.pool.num_free
+        places = self._config.max_num_seqs - sum(map(_num_places, self.running))
+        blocks = self._cache.pool.num_free
         queue = chain(
-            ((1 + state.unforked, len(state.token_ids)) for state in self.waiting),
+            ((_num_places(state), len(state.token_ids)) for state in self.waiting),
             ((request.n, len(request.prompt_ids)) for request in expected),
         )
-        for count, (branches, num_tokens) in enumerate(queue):
-            places -= branches
+        for count, (num_answers, num_tokens) in enumerate(queue):
+            places -= num_answers
             blocks -= self._cache.most_blocks_for(num_tokens)
             if places < 0 or blocks < 0:
                 return count
         return len(self.waiting) + len(expected)
 
-    def _has_place(self, state: RequestState, without: Sequence[RequestState] = ()) -> bool:
-        """Return whether the batch has rows for `state` and its forks, if the requests in `without` left it."""
-        return self._places - _places(without) + _places([state]) <= self._config.max_num_seqs
+    def _has_place(self, without: Sequence[RequestState] = ()) -> bool:
+        """Return whether the batch has room for another request, if the requests in `without` left it."""
+        return len(self.running) - len(without) < self._config.max_num_seqs
 
 
-def _places(states: Iterable[RequestState]) -> int:
-    """Return the number of batch rows of `states`, including rows reserved for their later forks."""
-    return sum(1 + state.unforked for state in states)
+def _num_places(state: RequestState) -> int:
+    """Return the number of answers that `state` stands for: all of its request's until the first has begun."""
+    return 1 if state.index or state.has_begun else state.request.n
 
 
 def _may_be_preempted(running: RequestState, head: RequestState) -> bool:

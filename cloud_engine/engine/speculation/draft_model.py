@@ -56,9 +56,6 @@ class DraftModel(Drafter):
     def lag(self, state: RequestState) -> int:
         return len(state.token_ids) - state.num_draft_computed_tokens
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._runner.copy_blocks(copies)
-
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
         """Draft tokens for the granted requests. A draft stops before an end token, which only the target generates.
 

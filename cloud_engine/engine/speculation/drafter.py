@@ -49,10 +49,6 @@ class Drafter(ABC):
         del state
         return 0
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy KV blocks in the drafter's cache, as in the served model's. Each pair is (source, target)."""
-        del copies
-
 
 class NgramDrafter(Drafter):
     """Proposes the tokens that followed the request's last n-gram earlier in its text: prompt lookup (Saxena 2023)."""

@@ -160,10 +160,6 @@ class Speculator:
             self._draft_length.observe(report)
         self._learning_s = time.perf_counter() - started
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        for drafter in self._drafters:
-            drafter.copy_blocks(copies)
-
     def _grant_drafters(
         self, asking: list[ScheduledRequest], sequences: int, budget: int, grow: Grow
     ) -> list[ScheduledRequest]:

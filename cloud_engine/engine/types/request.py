@@ -19,7 +19,7 @@ class GenerationRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     # Tokens of the request's `prediction`, which the engine verifies as a draft.
     draft_ids: list[int] = field(default_factory=list[int])
-    # Number of answers, which share the prompt's KV blocks (copy on write).
+    # Number of answers. The first computes the prompt, and the others find its full blocks in the prefix cache.
     n: int = 1
     priority: int = 0
     """Priority with `--scheduling-policy priority`; lower values are served first."""

@@ -46,8 +46,6 @@ class RequestState:
     order: float = 0.0
     # Index among the request's answers.
     index: int = 0
-    # Number of answers that still have to fork off at the end of the prompt.
-    unforked: int = 0
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
     # Grammar of the request's constraint, advanced by the answer so far.
     grammar: GrammarState | None = None
@@ -55,8 +53,8 @@ class RequestState:
     block_table: list[int] = field(default_factory=list[int])
     # Leading known tokens whose keys and values are in the KV cache.
     num_computed_tokens: int = 0
-    # Token slots that may be written without another call of `grow`; 0 after a fork until a shared block is copied.
-    num_own_slots: int = 0
+    # Token slots in the block table.
+    num_slots: int = 0
     # Leading known tokens whose keys and values are in the draft model's cache.
     num_draft_computed_tokens: int = 0
     num_registered_blocks: int = 0
@@ -71,7 +69,7 @@ class RequestState:
     decode: ScheduledRequest | None = field(init=False, default=None)
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
-    # Logit editor, created when the first row is sampled; each fork creates its own.
+    # Logit editor, created when the first row is sampled.
     editor: LogitEditor | None = field(init=False, default=None)
     # Whether the sampling parameters may edit logits.
     edits: bool = field(init=False)
@@ -113,8 +111,12 @@ class RequestState:
         if not self.request.uses_prefix_cache:
             return 0
         scored, to_score = len(self.prompt_logprobs), self.num_prompt_tokens - 1
-        is_scored = self.request.params.prompt_logprobs is not None
-        return scored if is_scored and scored < to_score else len(self.token_ids) - 1
+        return scored if self.scores_prompt and scored < to_score else len(self.token_ids) - 1
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Return whether this answer reports the log-probabilities of the prompt: only the first of a request does."""
+        return self.request.params.prompt_logprobs is not None and self.index == 0
 
     @property
     def next_check(self) -> int:
@@ -180,7 +182,7 @@ class ScheduledRequest(msgspec.Struct, eq=False):
     def num_prompt_scores(self) -> int:
         """Number of rows, before the sampled rows, that give log-probabilities of prompt tokens."""
         state = self.state
-        if state.request.params.prompt_logprobs is None:
+        if not state.scores_prompt:
             return 0
         first = max(self.start, len(state.prompt_logprobs))
         return max(0, min(self.start + self.num_tokens, state.num_prompt_tokens - 1) - first)

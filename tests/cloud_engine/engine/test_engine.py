@@ -288,7 +288,8 @@ def test_one_answer_given_up_counts_with_its_prediction(make_engine, ask, run) -
     (whole,) = run(engine, ask([[5] * 20]))
     (request,) = ask([[5] * 20], drafts=[whole.token_ids[:4]], n=2, max_tokens=9)
     engine.add_request(request)
-    engine.step()
+    for _ in range(2):
+        engine.step()
     engine.abort(request.request_id, 1)
     assert engine.stats().finished_requests == 1
     while engine.has_work:
@@ -357,9 +358,43 @@ def test_answers_of_one_request_share_the_blocks_of_its_prompt(make_engine, ask)
     (request,) = ask([list(range(40))], n=8, temperature=1.0, seed=1, max_tokens=2)
     engine.add_request(request)
     engine.step()
-    assert engine.stats().running == 8
-    assert engine.stats().kv_blocks_used == 3, "two full blocks and a started one, for all eight"
+    assert (engine.stats().running, engine.stats().waiting) == (1, 7), "until the prompt is computed"
     engine.step()
+    stats = engine.stats()
+    assert stats.running == 7, "the first answer has two tokens"
+    assert stats.kv_blocks_used == 2 + 7, "two full blocks, and a started one for each"
+    assert (stats.prompt_tokens, stats.prefix_hit_tokens) == (40, 0)
+    engine.step()
+    assert engine.stats().kv_blocks_used == 0
+
+
+def test_other_answers_wait_until_a_long_prompt_is_computed(make_engine, ask, run) -> None:
+    (request,) = ask([list(range(90))], n=3, temperature=1.0, seed=1, max_tokens=1, prompt_logprobs=0)
+    engine = make_engine(max_num_batched_tokens=20)
+    engine.add_request(request)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+        assert outputs or engine.stats().running == 1
+    assert [(output.index, len(output.prompt_logprobs)) for output in outputs] == [(0, 89), (1, 0), (2, 0)]
+    assert {output.stats.cached_tokens for output in outputs} == {0}
+    assert engine.stats().steps == 5 + 1, "of each other answer only the last ten tokens of the prompt are computed"
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_other_answers_do_not_wait_for_a_dropped_one(make_engine, ask, run, steps) -> None:
+    (request,) = ask([list(range(40))], n=3, temperature=1.0, seed=1, max_tokens=4)
+    _, *others = run(make_engine(), [request])
+    engine = make_engine(max_num_batched_tokens=20)
+    engine.add_request(request)
+    for _ in range(steps):
+        engine.step()
+    engine.abort(request.request_id, 0)
+    answers = {1: [], 2: []}
+    while engine.has_work:
+        for output in engine.step():
+            answers[output.index] += output.token_ids
+    assert list(answers.values()) == [other.token_ids for other in others]
     assert engine.stats().kv_blocks_used == 0
 
 
@@ -472,7 +507,7 @@ def test_a_request_takes_as_many_places_as_answers(make_engine, ask) -> None:
     engine = make_engine(max_num_seqs=4, max_waiting=2)
     assert fill(engine, engine.add_request, ask([[1, 2, 3]] * 9, n=4)) == 3
     engine.step()
-    assert (engine.stats().running, engine.stats().waiting) == (4, 2)
+    assert (engine.stats().running, engine.stats().waiting) == (3, 9)
 
 
 @pytest.mark.parametrize("n", [0, 9])
