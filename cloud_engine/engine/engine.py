@@ -18,7 +18,7 @@ from ...text.logit_edits import LogitEditor
 from ...text.tokenizer import Tokenizer
 from ..models.loading.loader import Progress
 from .config import EngineConfig
-from .execution.devices import use_device
+from .execution.devices import allow_tf32, use_device
 from .execution.model_runner import Chunk, Runner, graph_limits
 from .execution.prompt_logprobs import score_prompts
 from .execution.sampler import sample_on_device
@@ -103,8 +103,9 @@ class Engine:
         The model is named after the folder. Raises ModelLoadError, and the errors of the constructor.
         """
         use_device(config.device)  # fail before loading any weights
+        allow_tf32(config.device)
         served = ServedModel.from_folder(folder, config, progress)
-        return cls(served, config, draft=DraftWeights.from_path(draft, config) if draft else None)
+        return cls(served, config, draft=DraftWeights.from_path(draft, served.weights) if draft else None)
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -16,7 +16,7 @@ from itertools import chain, takewhile
 from operator import attrgetter
 
 from ....protocol.errors import OverloadedError
-from ..config import EngineConfig, SchedulingPolicy
+from ..config import MAX_DRAFT_TOKENS, EngineConfig, SchedulingPolicy
 from ..kv.kv_cache_manager import KVCacheManager
 from ..stats import EngineStats
 from ..types.request import GenerationRequest
@@ -104,6 +104,7 @@ class Scheduler:
         self._prompt_tokens = for_prompts - left
         # Drafts only get leftover budget, time and blocks, so they never delay or preempt a request.
         for_drafts = self._step_budget.max_draft_tokens(budget - self._prompt_tokens, self._prompt_tokens)
+        for_drafts = min(for_drafts, MAX_DRAFT_TOKENS)
         for item in self._speculator.grant(decodes, other_requests, for_drafts, self._cache.grow):
             self.decodes.leave(item.state)
         return [*decodes, *other_requests]
@@ -150,7 +151,7 @@ class Scheduler:
         preemptions = self.counters.preemptions
         batch: list[ScheduledRequest] = []
         for state in sorted([*other_requests, *self.decodes.take_full()], key=_order):
-            num_tokens = min(len(state.token_ids) - state.num_computed_tokens, 1 + budget)
+            num_tokens = min(state.num_next_tokens, 1 + budget)
             if not state.block_table or not self._allocate(state, num_tokens):
                 continue  # preempted by an earlier request, or by itself
             if state.decode is not None:
@@ -245,7 +246,7 @@ class Scheduler:
             state = self.waiting[0]
             if not self._admit_first():
                 break
-            num_tokens = min(state.num_uncomputed_tokens, budget)
+            num_tokens = min(state.num_next_tokens, budget)
             batch.append(ScheduledRequest(state, num_tokens))
             budget -= num_tokens
         return budget

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .pooling import MeanPool
 
 
+_MAX_SCORED_TOKENS = 512  # tokens of a request whose log-probabilities one step computes, each from a row of logits
+
+
 @dataclass(slots=True, eq=False)
 class RequestState:
     """One answer of a request inside the engine.
@@ -99,6 +102,12 @@ class RequestState:
     def num_uncomputed_tokens(self) -> int:
         """Known tokens whose keys and values are not in the KV cache; 1 while the answer only decodes."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def num_next_tokens(self) -> int:
+        """Uncomputed tokens that one step may compute: only some while a prompt is scored, to bound its logits."""
+        left = self.num_uncomputed_tokens
+        return min(left, _MAX_SCORED_TOKENS) if self.scores_prompt and not self.has_begun else left
 
     @property
     def num_remaining_tokens(self) -> int:

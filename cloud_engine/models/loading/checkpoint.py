@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from ..fields import Fields, read_json
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _BYTES_AT_ONCE = 2**24
+_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class SafetensorsFolder:
@@ -39,6 +41,11 @@ class SafetensorsFolder:
     def shape(self, name: str) -> tuple[int, ...]:
         with _opened(self._file_of[name]) as weights:
             return tuple(weights.get_slice(name).get_shape())
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the type that a tensor is stored in; float32 for types that the engine does not compute in."""
+        with _opened(self._file_of[name]) as weights:
+            return _DTYPES.get(weights.get_slice(name).get_dtype(), torch.float32)
 
     def copy_into(self, name: str, target: Tensor) -> None:
         """Copy a tensor into `target`, which has the same shape, converting to its dtype."""

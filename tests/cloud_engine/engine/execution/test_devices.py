@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from updraft.cloud_engine.engine.execution.devices import use_device
+from updraft.cloud_engine.engine.execution.devices import allow_tf32, use_device
 from updraft.protocol.errors import ConfigurationError
 
 
@@ -22,6 +22,13 @@ def two_devices(monkeypatch) -> list[int]:
 def test_a_numbered_one_becomes_the_current_one(name: str, current: list[int], two_devices: list[int]) -> None:
     use_device(name)
     assert two_devices == current
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("cpu", False), ("cuda", True), ("cuda:1", True)])
+def test_a_gpu_multiplies_float32_in_tf32(name: str, allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    allow_tf32(name)
+    assert torch.backends.cuda.matmul.allow_tf32 == allowed
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:-1", "cuda:one", "cuda:2 ", "CPU", "", "cpu:0"])

@@ -29,7 +29,7 @@ from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from updraft.protocol.errors import ConfigurationError, OverloadedError
-from updraft.protocol.sampling import ResolvedParams
+from updraft.protocol.sampling import ResolvedParams, SamplingParams
 
 BLOCK, BLOCKS, BUDGET, BATCH, WAITING = 4, 10, 12, 4, 5
 END = 2  # a token that ends some of the answers, and is in no prompt
@@ -458,6 +458,16 @@ def test_a_prediction_is_cut_so_that_a_step_takes_no_longer(head: float) -> None
     assert max(sizes[:2]) <= 64
     assert all(95 / head < size <= 101 / head for size in sizes[3:-2])
     assert sum(sizes) > 750
+
+
+def test_a_step_has_a_bounded_number_of_logits() -> None:
+    """Each draft token has a row of them, and each token of a scored prompt."""
+    config = EngineConfig(block_size=BLOCK, max_num_seqs=4, max_num_batched_tokens=8192)
+    scheduler = plain_scheduler(config, KVCacheManager(9000, BLOCK))
+    scheduler.add(make_state("predicted", [1] * 20, 9000, draft=[2] * 5000))
+    scheduler.add(make_state("scored", [1] * 900, 9, params=SamplingParams(prompt_logprobs=0)))
+    predicted, scored = scheduler.schedule()
+    assert (len(predicted.draft_ids), scored.num_tokens, scored.num_prompt_scores) == (2048, 512, 512)
 
 
 def test_drafts_leave_prompts_their_pace() -> None:
