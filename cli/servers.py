@@ -163,7 +163,7 @@ class EngineFlags(options.BatchLimits):
     )
     batch_invariant: Annotated[
         bool,
-        typer.Option("--batch-invariant", help="Compute bit-identical results whatever else is in the batch; slower."),
+        typer.Option("--batch-invariant", help="Compute bit-identical results in any batch: slower, CPU only."),
     ] = False
     attention_backend: Annotated[
         Literal["auto", "torch", "native", "triton"],

@@ -48,11 +48,11 @@ class OutputProcessor:
 
     def begin(self, states: Sequence[RequestState]) -> None:
         """Queue the first answer of a request. The others follow when the first has computed the prompt."""
-        first, *others = states
+        first, *siblings = states
         self._scheduler.add(first)
-        self._states[first.request_id] = [first, *others]
-        if others:
-            self._held_back[first.request_id] = others
+        self._states[first.request_id] = [first, *siblings]
+        if siblings:
+            self._held_back[first.request_id] = siblings
         if first.request.streamed:
             self._streamed.add(first.request_id)
 
@@ -60,7 +60,7 @@ class OutputProcessor:
         """Drop a request, or only answer `index`, and free its blocks. Return whether the whole request was dropped."""
         states = self._states.get(request_id, [])
         if states:
-            self._queue_others(states[0])
+            self._queue_siblings(states[0])
         remaining = [state for state in states if index is not None and state.index != index]
         for state in states:
             if state not in remaining:
@@ -79,7 +79,7 @@ class OutputProcessor:
         for item, row in remaining:
             if item.num_samples:
                 outputs.append(self._accept(item, row, samples))
-                self._queue_others(item.state)
+                self._queue_siblings(item.state)
             else:
                 outputs += self._catch_up(item)
         return StepOutputs(decoded, outputs)
@@ -97,7 +97,7 @@ class OutputProcessor:
             TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=tuple(state.pool.vector()))
         ]
 
-    def _queue_others(self, first: RequestState) -> None:
+    def _queue_siblings(self, first: RequestState) -> None:
         """Queue the answers that have waited for the prompt of the `first` answer."""
         for state in self._held_back.pop(first.request_id, ()):
             state.num_cached_tokens = first.num_cached_tokens

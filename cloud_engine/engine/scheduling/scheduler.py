@@ -267,7 +267,7 @@ class Scheduler:
         return len(self.waiting) + len(expected)
 
     def _has_place(self, without: Sequence[RequestState] = ()) -> bool:
-        """Return whether the batch has room for another request, if the requests in `without` left it."""
+        """Return whether another request fits into the batch, if the requests in `without` left it."""
         return len(self.running) - len(without) < self._config.max_num_seqs
 
 

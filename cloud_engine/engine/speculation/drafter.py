@@ -1,7 +1,7 @@
 """The interface of drafters, which guess the next tokens of a request, and the n-gram drafter, which needs no model.
 
-The target verifies the guesses in one pass. Drafters never change the answer (see `sampler`): a bad drafter only costs
-time. So drafters can be added freely, and measurements show which ones pay off.
+The target verifies the guesses in one pass. Rounding aside, drafters never change the answer (see `sampler`): a bad
+drafter only costs time. So drafters can be added freely, and measurements show which ones pay off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Speculation: assigns drafters and draft lengths to requests. It affects only the speed of answers, not their text.
+"""Speculation: assigns drafters and draft lengths to requests. Apart from rounding, it affects only their speed.
 
 A request's own prediction has precedence. It is verified whole, or its first few tokens are probed
 (`prediction_trust`), so that a useless prediction costs little. If the request has no prediction, drafters propose as

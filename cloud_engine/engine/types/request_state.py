@@ -124,7 +124,7 @@ class RequestState:
 
     @property
     def scores_prompt(self) -> bool:
-        """Return whether this answer reports the log-probabilities of the prompt: only the first of a request does."""
+        """Return whether to report the prompt's log-probabilities: only with the first answer."""
         return self.request.params.prompt_logprobs is not None and self.index == 0
 
     @property
