@@ -78,6 +78,8 @@ class RequestState:
     edits: bool = field(init=False)
     # Whether the logit edits depend on the answer so far.
     edits_follow: bool = field(init=False)
+    # Whether to report the prompt's log-probabilities: only with a request's first answer.
+    scores_prompt: bool = field(init=False)
     # Largest possible position of the answer's last token.
     last_position: int = field(init=False)
     # Whether the answer ends when it repeats itself.
@@ -87,6 +89,7 @@ class RequestState:
         self.prefix = PrefixHashes(self.request.cache_salt)
         self.request_id = self.request.request_id
         self.edits, self.edits_follow = self.params.edits, self.params.edits_follow
+        self.scores_prompt = self.request.params.prompt_logprobs is not None and self.index == 0
         self.last_position = len(self.request.prompt_ids) + self.max_tokens - 1
         self.detects_repetition = self.params.detects_repetition and self.request.constraint is None
 
@@ -121,11 +124,6 @@ class RequestState:
             return 0
         scored, to_score = len(self.prompt_logprobs), self.num_prompt_tokens - 1
         return scored if self.scores_prompt and scored < to_score else len(self.token_ids) - 1
-
-    @property
-    def scores_prompt(self) -> bool:
-        """Return whether to report the prompt's log-probabilities: only with the first answer."""
-        return self.request.params.prompt_logprobs is not None and self.index == 0
 
     @property
     def next_check(self) -> int:
