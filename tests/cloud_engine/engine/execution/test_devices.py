@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from updraft.cloud_engine.engine.execution.devices import allow_tf32, use_device
@@ -26,9 +28,10 @@ def test_a_numbered_one_becomes_the_current_one(name: str, current: list[int], t
 
 @pytest.mark.parametrize(("name", "allowed"), [("cpu", False), ("cuda", True), ("cuda:1", True)])
 def test_a_gpu_multiplies_float32_in_tf32(name: str, allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    settings = SimpleNamespace(allow_tf32=False)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", settings)
     allow_tf32(name)
-    assert torch.backends.cuda.matmul.allow_tf32 == allowed
+    assert settings.allow_tf32 == allowed
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:-1", "cuda:one", "cuda:2 ", "CPU", "", "cpu:0"])
