@@ -151,13 +151,19 @@ class EngineFlags(options.BatchLimits):
     ] = None
     ngram: Annotated[bool, typer.Option("--ngram", help="Also draft from repetitions in prompt and answer.")] = False
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="Device: cpu, cuda or cuda:NUMBER.")] = "cpu"
-    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Type of weights and KV cache.")] = "float32"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="Type of weights and KV cache; auto is the checkpoint's on a GPU, and float32 on a CPU."),
+    ] = "auto"
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Share of a GPU's memory for weights, KV cache and activations.")
+    ] = 0.92
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV cache block. [64 on GPUs, else 16]")] = (
         None
     )
     batch_invariant: Annotated[
         bool,
-        typer.Option("--batch-invariant", help="Compute bit-identical results whatever else is in the batch; slower."),
+        typer.Option("--batch-invariant", help="Compute bit-identical results in any batch: slower, CPU only."),
     ] = False
     attention_backend: Annotated[
         Literal["auto", "torch", "native", "triton"],
@@ -172,7 +178,7 @@ class EngineFlags(options.BatchLimits):
         from ..cloud_engine.planning.mode_limits import limits_from
 
         values = asdict(self)
-        of_mode = limits_from(values.pop("step_costs"), values.pop("mode"), self.max_step_ms)
+        of_mode = limits_from(values.pop("step_costs"), values.pop("mode"), self.max_step_ms, self.device)
         limits = settings_of(of_mode, **{name: values.pop(name) for name in asdict(of_mode)})
         values["block_size"] = values["block_size"] or usual_block_size(self.device)
         return EngineConfig(**limits, **values, threads=threads)

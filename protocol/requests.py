@@ -161,10 +161,8 @@ class _CommonFields(Hints, forbid_unknown_fields=True, kw_only=True):
     n: int | None = None
     # Number of candidates to choose `n` answers from. Cloud only.
     best_of: int | None = None
-    # Beam search with `best_of` (or `n`) beams. Cloud only.
+    # vLLM's beam search; refused if true.
     use_beam_search: bool = False
-    # Exponent of the length when ranking beams by log-probability / length ** `length_penalty`. Cloud only.
-    length_penalty: float | None = None
     # Number of alternatives to report per prompt token. Cloud only.
     prompt_logprobs: int | None = None
     # vLLM's: include token ids in each streamed chunk. Cloud only.
@@ -206,7 +204,7 @@ class _CommonFields(Hints, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def num_candidates(self) -> int:
-        """Number of candidates (or beams) to choose the answers from."""
+        """Number of candidates to choose the answers from."""
         return self.num_answers if self.best_of is None else self.best_of
 
 
@@ -318,6 +316,8 @@ def read_completion(fields: Mapping[str, Any]) -> CompletionRequest:
 
 def _check_shared(request: ChatRequest | CompletionRequest) -> None:
     check_names(msgspec.structs.asdict(request))
+    if request.use_beam_search:
+        raise unsupported("use_beam_search")
     for param, count in (("n", request.n), ("best_of", request.best_of)):
         bound = "at least 1" if (count or 0) < 1 else f"at most {MAX_ANSWERS}"  # a server may allow fewer
         check_value(count is None or 1 <= count <= MAX_ANSWERS, f"{param} must be {bound}", count)
@@ -383,10 +383,7 @@ def _check_candidates(request: ChatRequest | CompletionRequest) -> None:
     faults = [
         ("best_of", request.num_candidates < request.num_answers, "the value must be at least n"),
         ("best_of", chosen and request.stream, "answers are chosen at the end: leave out stream or best_of"),
-        ("use_beam_search", request.use_beam_search and request.stream, "beams cannot be streamed: leave out stream"),
         ("prompt_logprobs", request.prompt_logprobs is not None and request.stream, "not available with stream=true"),
-        ("length_penalty", request.length_penalty is not None and not request.use_beam_search, "needs use_beam_search"),
-        ("length_penalty", not -10 <= (request.length_penalty or 0.0) <= 10, "the value must be between -10 and 10"),
     ]
     for param, wrong, why in faults:
         if wrong:

@@ -58,7 +58,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     # Token ids that end the answer, in addition to the model's end-of-sequence tokens.
     stop_token_ids: tuple[int, ...] = ()
-    # Minimum tokens before the answer may end.
+    # Minimum tokens before the answer may end. A stop string may begin in these tokens, but must end in a later one.
     min_tokens: int = 0
     # Continue after the model's end-of-sequence token.
     ignore_eos: bool = False

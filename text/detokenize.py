@@ -37,7 +37,8 @@ class StopMatcher:
     """Incremental search for stop strings; the result does not depend on how the text is split into pushes.
 
     Of several matches, the match that ends first wins; of matches with the same end, the longest wins. Text that may
-    still become a stop string is held back.
+    still become a stop string is held back. As in vLLM, a match may begin in text that is pushed with `too_early`, but
+    must end after this text.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
@@ -46,13 +47,14 @@ class StopMatcher:
         # Stop string that was found, if any.
         self.matched: str | None = None
 
-    def push(self, text: str) -> tuple[str, bool]:
+    def push(self, text: str, *, too_early: bool = False) -> tuple[str, bool]:
         """Return the text safe to emit, and whether a stop string was found (later pushes then return no text)."""
         if self.matched is not None:
             return "", True
-        text = self._held + text
-        matches = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
-        if matches:
+        num_searched, text = len(self._held), self._held + text
+        starts = {stop: text.find(stop, max(0, num_searched + 1 - len(stop))) for stop in self._stop}
+        matches = [(start + len(stop), start) for stop, start in starts.items() if start >= 0]
+        if matches and not too_early:
             end, start = min(matches)
             self._held, self.matched = "", text[start:end]
             return text[:start], True
@@ -67,7 +69,7 @@ class StopMatcher:
 
 
 def begun_mark(text: str, marks: Sequence[str]) -> int:
-    """Return the length of the longest suffix of `text` that begins one of `marks`. `text` contains no whole mark."""
+    """Return the length of the longest suffix of `text` that begins one of `marks`, but is shorter than the longest."""
     longest = min(max(map(len, marks), default=1) - 1, len(text))
     lengths = range(longest, 0, -1)
     return next((length for length in lengths if any(mark.startswith(text[-length:]) for mark in marks)), 0)

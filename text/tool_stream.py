@@ -103,12 +103,12 @@ class AnswerEnd:
         """Stop string that was found, if any."""
         return self._matcher.matched
 
-    def push(self, text: str, *, ignore_stop: bool = False) -> tuple[str, bool]:
-        """Return the text safe to send, and whether the answer ends here. `ignore_stop`: look only for tool calls."""
+    def push(self, text: str, *, too_early: bool = False) -> tuple[str, bool]:
+        """Return the text safe to send, and whether the answer ends here. `too_early`: no stop string may end here."""
         if not self.searches:
             return text, False
         thoughts, text = self._boundary.push(text)
-        text, stopped = (text, False) if ignore_stop else self._matcher.push(text)
+        text, stopped = self._matcher.push(text, too_early=too_early)
         text, called = self._limited(text)
         return thoughts + text, stopped or called
 

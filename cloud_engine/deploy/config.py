@@ -138,7 +138,8 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             raise ConfigurationError(f"models.{self.name}.engine: {fault}.", param="engine")
         device = self.engine.get("device", "cuda" if self.devices else "cpu")
         step_ms = self.engine.get("max_step_ms")
-        limits = limits_from(absolute(self.step_costs), self.mode, step_ms if isinstance(step_ms, int) else None)
+        step_ms = step_ms if isinstance(step_ms, int) else None
+        limits = limits_from(absolute(self.step_costs), self.mode, step_ms, str(device))
         usual = {**settings_of(limits), "device": device, "block_size": usual_block_size(str(device))}
         try:
             return msgspec.convert({**usual, **self.engine}, EngineConfig)

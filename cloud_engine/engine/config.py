@@ -11,7 +11,10 @@ from ...protocol.errors import ConfigurationError
 SchedulingPolicy = Literal["fcfs", "priority", "shortest-prefill"]
 DraftLength = Literal["adaptive", "fixed"]
 Mode = Literal["latency", "balanced", "throughput"]
+WeightsDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
+#: Maximum draft tokens per step. Each needs a row of logits, which takes half a megabyte with a large vocabulary.
+MAX_DRAFT_TOKENS = 2048
 _MAX_INT32 = 2**31 - 1
 _SIZES = (
     *("block_size", "max_num_seqs", "max_num_batched_tokens", "max_waiting", "num_speculative_tokens"),
@@ -21,6 +24,7 @@ _CHOICES = (
     ("scheduling_policy", get_args(SchedulingPolicy)),
     ("draft_length", get_args(DraftLength)),
     ("attention_backend", get_args(AttentionChoice)),
+    ("dtype", get_args(WeightsDtype)),
 )
 
 
@@ -32,8 +36,10 @@ class EngineConfig:
     max_model_len: int | None = None
     # Tokens per KV block.
     block_size: int = 16
-    # KV blocks. None: enough for a full batch at full context, but at most 1 GiB on a CPU or 80 % of free GPU memory.
+    # KV blocks. None: enough for a full batch at full context, but at most 1 GiB on a CPU.
     num_gpu_blocks_override: int | None = None
+    # Share of a GPU's memory to use for weights, KV cache and a step's activations.
+    gpu_memory_utilization: float = 0.92
     # Maximum requests per step.
     max_num_seqs: int = 16
     # Maximum tokens per step, drafts included.
@@ -54,12 +60,10 @@ class EngineConfig:
     ngram: bool = False
     # Reuse the KV cache across requests that share a prefix.
     enable_prefix_caching: bool = True
-    # Seed from which the seeds of requests without a seed are drawn.
-    seed: int = 0
     # "cpu", "cuda" or "cuda:N".
     device: str = "cpu"
-    # Data type of the weights.
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    # Data type of weights and KV cache. "auto": the checkpoint's on a GPU, float32 on a CPU.
+    dtype: WeightsDtype = "auto"
     # Torch threads. None: torch's default.
     threads: int | None = None
     # Keep tokens and log-probabilities bit-identical whatever else is in the batch. CPU only, and slower.
@@ -78,6 +82,11 @@ class EngineConfig:
                 raise ConfigurationError(
                     f"{name} must be {' or '.join(choices)}, got {getattr(self, name)!r}.", param=name
                 )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigurationError(
+                f"gpu_memory_utilization must be above 0 and at most 1, got {self.gpu_memory_utilization}.",
+                param="gpu_memory_utilization",
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigurationError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
@@ -101,12 +110,23 @@ class ModeLimits:
     num_speculative_tokens: int
 
 
-#: Default limits of each mode, for machines without measured step times (see `planning/mode_limits`).
+#: Default limits of each mode on a CPU, without measured step times (see `planning/mode_limits`).
 MODES: dict[Mode, ModeLimits] = {
     "latency": ModeLimits(8, 256, 50, 8),
     "balanced": ModeLimits(16, 512, 200, 8),
     "throughput": ModeLimits(64, 2048, 1000, 4),
 }
+#: The same on a GPU.
+GPU_MODES: dict[Mode, ModeLimits] = {
+    "latency": ModeLimits(256, 2048, 50, 8),
+    "balanced": ModeLimits(256, 8192, 200, 8),
+    "throughput": ModeLimits(256, 8192, 1000, 4),
+}
+
+
+def usual_limits(mode: Mode, device: str) -> ModeLimits:
+    """Return a mode's default limits on a device."""
+    return MODES[mode] if device == "cpu" else GPU_MODES[mode]
 
 
 def settings_of(limits: ModeLimits, **overrides: int | None) -> dict[str, Any]:

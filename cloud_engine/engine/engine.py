@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,14 +12,13 @@ import torch
 
 from ...kernels.attention.types import QuerySpan
 from ...protocol.errors import ConfigurationError, InvalidRequestError
-from ...protocol.sampling import PLAIN_SAMPLING
 from ...text.grammars.compiler import GrammarCompiler, Vocabulary
 from ...text.grammars.state import Grammars, GrammarState
 from ...text.logit_edits import LogitEditor
 from ...text.tokenizer import Tokenizer
 from ..models.loading.loader import Progress
 from .config import EngineConfig
-from .execution.devices import use_device
+from .execution.devices import allow_tf32, use_device
 from .execution.model_runner import Chunk, Runner, graph_limits
 from .execution.prompt_logprobs import score_prompts
 from .execution.sampler import sample_on_device
@@ -29,7 +27,6 @@ from .execution.step_result import LaunchedStep, StepResult
 from .execution.warm_up import make_ready
 from .kv.kv_cache_manager import KVCacheManager
 from .kv.sizing import KVCacheSize
-from .output.beam_search import BeamSearch
 from .output.output_processor import OutputProcessor, cut_drafts
 from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
@@ -73,7 +70,7 @@ class Engine:
         self.sampling = served.sampling
         self._tokenizer = served.tokenizer
         self._vocab_size = model.config.vocab_size
-        self._limits = RequestLimits(self._vocab_size, sizes.context_length, served.eos_ids, sizes.num_blocks, config)
+        self._limits = RequestLimits(self._vocab_size, sizes.context_length, sizes.num_blocks, config)
         self._eos_ids = served.eos_ids
         self._grammars = _grammars(served)
         self._runner = Runner(
@@ -95,7 +92,6 @@ class Engine:
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         # Requests with a reserved place in the queue, and their arrival time, in `time.monotonic` seconds.
         self._expected: dict[str, tuple[GenerationRequest, float]] = {}
-        self._seeds = random.Random(config.seed)
         self._ahead: LaunchedStep | None = None
 
     @classmethod
@@ -107,8 +103,9 @@ class Engine:
         The model is named after the folder. Raises ModelLoadError, and the errors of the constructor.
         """
         use_device(config.device)  # fail before loading any weights
+        allow_tf32(config.device)
         served = ServedModel.from_folder(folder, config, progress)
-        return cls(served, config, draft=DraftWeights.from_path(draft, config) if draft else None)
+        return cls(served, config, draft=DraftWeights.from_path(draft, served.weights) if draft else None)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -158,27 +155,14 @@ class Engine:
         expected = self._expected.pop(request.request_id, None)
         if expected is None:
             self._check(request)
-        params = request.params
-        state = RequestState(
-            request=request,
-            max_tokens=self._max_tokens(request),
-            params=params.resolved(PLAIN_SAMPLING if request.beam else self.sampling),
-            seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-            unforked=request.num_branches - 1,
-            end_ids=params.end_ids(self._eos_ids),
-            token_ids=list(request.prompt_ids),
-            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # no answer exceeds the context
-            grammar=self.prepare(request) if grammar is None else grammar,
-            pool=MeanPool() if request.embed else None,
-            arrived=time.monotonic() if expected is None else expected[1],
-        )
-        search = BeamSearch(state, request.beam, self._scheduler, self._cache) if request.beam else None
-        self._outputs.begin(state, search)
+        arrived = time.monotonic() if expected is None else expected[1]
+        grammar = self.prepare(request) if grammar is None else grammar
+        self._outputs.begin([self._answer(request, index, grammar, arrived) for index in range(request.n)])
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request and free its blocks; do nothing if the id is unknown or the request has finished.
 
-        With an `index`, drop only that answer, which must have begun already; the request's other answers continue.
+        With an `index`, drop only that answer; the request's other answers continue.
         """
         expected = self._expected.pop(request_id, None) is not None
         self._counters.aborted_requests += self._outputs.drop(request_id, index) or expected
@@ -192,7 +176,7 @@ class Engine:
             return StepOutputs()
         launched = self._take_over(batch) or self._launch(batch)
         self._ahead = self._launch_ahead(launched)
-        outputs = self._outputs.process(batch, StepResult(launched, self._sampling_row))
+        outputs = self._outputs.process(batch, StepResult(launched))
         step_s = time.perf_counter() - started
         self._speculator.observe(batch, step_s)
         self._scheduler.observe(len(batch), step_s)
@@ -200,9 +184,6 @@ class Engine:
         return outputs
 
     def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
-        if copies := self._cache.take_copies():
-            self._runner.copy_blocks(copies)
-            self._speculator.copy_blocks(copies)
         self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
         cut_drafts(batch)
         logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
@@ -275,11 +256,29 @@ class Engine:
         self._limits.check(request, self._scheduler)
         self._scheduler.check_capacity([expected for expected, _ in self._expected.values()])
 
+    def _answer(
+        self, request: GenerationRequest, index: int, grammar: GrammarState | None, arrived: float
+    ) -> RequestState:
+        """Return the initial state of answer number `index`. Answers have consecutive seeds."""
+        return RequestState(
+            request=request,
+            max_tokens=self._max_tokens(request),
+            params=request.params.resolved(self.sampling),
+            seed=request.seed + index,
+            end_ids=request.params.end_ids(self._eos_ids),
+            token_ids=list(request.prompt_ids),
+            prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # no answer exceeds the context
+            index=index,
+            grammar=grammar if grammar is None or index == 0 else grammar.fork(),
+            pool=MeanPool() if request.embed else None,
+            arrived=arrived,
+        )
+
     def _max_tokens(self, request: GenerationRequest) -> int:
         """Return an answer's token limit: the request's, else the server's default, cut to the remaining context."""
         if request.embed:
             return 0
-        remaining = self._limits.longest(request, self._scheduler) - len(request.prompt_ids)
+        remaining = self._scheduler.longest(self.context_length) - len(request.prompt_ids)
         return request.params.max_tokens or min(remaining, self.config.default_max_tokens)
 
     def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:

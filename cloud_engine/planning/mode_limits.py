@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from pathlib import Path
 
-from ..engine.config import MODES, Mode, ModeLimits
+from ..engine.config import MODES, Mode, ModeLimits, usual_limits
 from .step_time import StepContent, StepTimeModel, read_costs
 
 _GAIN = 1.05  # minimum gain in tokens per second that justifies doubling the batch size or the chunk
@@ -19,12 +19,12 @@ _SLACK = 2.0  # ratio of the step time limit to the time of a step with a full b
 _MAX_STEP_MS = 60_000
 
 
-def limits_from(file: Path | None, mode: Mode, max_step_ms: int | None = None) -> ModeLimits:
-    """Return a mode's limits, from a file with measured step times if there is one, else from `MODES`.
+def limits_from(file: Path | None, mode: Mode, max_step_ms: int | None = None, device: str = "cpu") -> ModeLimits:
+    """Return a mode's limits, from a file with measured step times if there is one, else the defaults of `device`.
 
     `file`: written by `updraft bench engine --only steps`. Raises ConfigurationError.
     """
-    return MODES[mode] if file is None else measured_limits(read_costs(file), mode, max_step_ms)
+    return usual_limits(mode, device) if file is None else measured_limits(read_costs(file), mode, max_step_ms)
 
 
 def measured_limits(costs: StepTimeModel, mode: Mode, max_step_ms: int | None = None) -> ModeLimits:

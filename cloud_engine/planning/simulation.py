@@ -84,18 +84,17 @@ class SimulatedNode:
         self._served[name] = served
         params = SamplingParams(max_tokens=request.output, ignore_eos=True)
         prompt = request.prompt_ids(number)
-        self._outputs.begin(
-            RequestState(
-                GenerationRequest(name, prompt, params),
-                request.output,
-                ResolvedParams(temperature=0.0, ignore_eos=True),
-                0,
-                frozenset(),
-                list(prompt),
-                PredictionCursor([]),
-                arrived=request.arrived_s,
-            )
+        state = RequestState(
+            GenerationRequest(name, prompt, params),
+            request.output,
+            ResolvedParams(temperature=0.0, ignore_eos=True),
+            0,
+            frozenset(),
+            list(prompt),
+            PredictionCursor([]),
+            arrived=request.arrived_s,
         )
+        self._outputs.begin([state])
         return served
 
     def run_until(self, time_s: float) -> None:

@@ -201,8 +201,8 @@ class Generation:
 
     def _emit(self, text: str, *, last: bool) -> tuple[str, bool]:
         """Return the text to send now, and whether a stop string or the tool-call limit ended the answer."""
-        too_early = len(self._answer) < self._request.params.min_tokens
-        safe, ended = self._end.push(text, ignore_stop=too_early)
+        too_early = len(self._answer) <= self._request.params.min_tokens
+        safe, ended = self._end.push(text, too_early=too_early)
         if last and not ended:
             rest, ended = self._end.flush()
             safe += rest

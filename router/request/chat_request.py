@@ -266,8 +266,6 @@ def unsupported_on_device(request: ChatRequest | CompletionRequest) -> Unsupport
     """Return the error for a parameter that Updraft's cloud engine supports and the local engine does not, or None."""
     if request.num_candidates > request.num_answers:
         return UnsupportedFeatureError("best_of: this device generates only one candidate per answer.", param="best_of")
-    if request.use_beam_search:
-        return UnsupportedFeatureError("use_beam_search: this device does not support it.", param="use_beam_search")
     for param in ("return_token_ids", "answer_token_ids"):
         if getattr(request, param):
             return UnsupportedFeatureError(f"{param}: this device supports text, but no token ids.", param=param)

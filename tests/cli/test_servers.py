@@ -131,7 +131,7 @@ ENGINE = {
     "scheduling_policy": "priority", "max_waiting": 7, "max_step_ms": 8, "enable_prefix_caching": False,
     "num_speculative_tokens": 4, "ngram": True,
     "device": "cuda", "dtype": "bfloat16", "block_size": 64, "batch_invariant": True, "attention_backend": "torch",
-    "default_max_tokens": 99,
+    "default_max_tokens": 99, "gpu_memory_utilization": 0.5,
 }  # fmt: skip
 NODE = {
     "model": "m", "draft": "d", "host": "127.0.0.2", "port": 1, "restart": True, "drain_timeout_s": 2.5,
@@ -168,6 +168,15 @@ def test_blocks_suit_the_device(
 ) -> None:
     start_node(model="m", device=device, block_size=block_size)
     assert started[0].engine.block_size == used
+
+
+def test_a_gpu_gets_larger_limits_and_the_types_of_its_checkpoint(started: list[process.NodeOptions]) -> None:
+    start_node(model="m", device="cuda")
+    start_node(model="m", device="cuda", mode="latency", max_num_seqs=8)
+    large, quick = started[0].engine, started[1].engine
+    assert (large.max_num_seqs, large.max_num_batched_tokens) == (256, 8192)
+    assert (quick.max_num_seqs, quick.max_num_batched_tokens) == (8, 2048)
+    assert (large.dtype, large.gpu_memory_utilization) == ("auto", 0.92)
 
 
 def test_a_mode_sets_limits_and_options_win(started: list[process.NodeOptions], tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ def test_null_is_the_default_of_a_switch() -> None:
     assert chat().add_generation_prompt is True
 
 
+@pytest.mark.parametrize("parse", [chat, completion])
+def test_beam_search_is_refused_by_name(parse: Any) -> None:
+    with pytest.raises(UnsupportedFeatureError, match="use_beam_search is not supported") as caught:
+        parse(use_beam_search=True, n=2)
+    assert caught.value.param == "use_beam_search"
+
+
 def test_an_empty_suffix_has_no_effect() -> None:
     assert completion(suffix="").suffix == ""
     with pytest.raises(UnsupportedFeatureError, match="suffix is not supported"):

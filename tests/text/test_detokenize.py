@@ -58,6 +58,17 @@ def test_several_stop_strings_do_not_depend_on_the_cuts(text, stop, data):
         assert len(by_character[0]) < min(ends)
 
 
+@given(early=small, late=small, stop=st.text("abc", min_size=1, max_size=4))
+def test_a_match_may_begin_too_early_but_ends_later(early, late, stop):
+    matcher = StopMatcher((stop,))
+    begun, stopped = matcher.push(early, too_early=True)
+    assert not stopped
+    rest, stopped = matcher.push(late)
+    text = early + late
+    at = text.find(stop, max(0, len(early) + 1 - len(stop)))
+    assert (begun + rest + matcher.flush(), stopped) == ((text[:at], True) if at >= 0 else (text, False))
+
+
 def test_nothing_after_a_stop():
     matcher = StopMatcher(("END",))
     assert matcher.push("xEND and more") == ("x", True)

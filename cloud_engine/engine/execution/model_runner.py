@@ -177,12 +177,6 @@ class Runner:
     def _on_device(self, staged: Tensor) -> Tensor:
         return to_device(staged, self._device)
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy (source, target) blocks in all layers; all sources are read before any target is written."""
-        sources, targets = (self._on_device(torch.tensor(blocks)) for blocks in zip(*copies, strict=True))
-        cache = self._backend.cache
-        cache[:, targets] = cache[:, sources]
-
 
 def _pool(chunks: Sequence[Chunk], hidden: Tensor) -> None:
     row = 0

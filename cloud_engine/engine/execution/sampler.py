@@ -2,8 +2,8 @@
 
 Sampling is Gumbel-max: argmax(logits / temperature + noise) draws from softmax(logits / temperature). The noise of a
 token depends only on the request's seed, the token's position and its id. So a seed gives the same tokens whatever
-else is in the batch. A draft token is accepted exactly if it is the token that would have been sampled: the output
-with a draft equals the output without one, not only in distribution.
+else is in the batch. A draft token is accepted exactly if it is the token that would have been sampled: with equal
+logits, the output with a draft equals the output without one. Logits may differ in their last bits between batches.
 
 This module packs the options of all rows into columns that one copy sends to the device; `kernels/sampling` samples.
 """

@@ -18,7 +18,7 @@ from ...models.loading.hub import name_of
 from ...models.loading.loader import Progress, load_model
 from ..config import EngineConfig
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,8 @@ class ServedModel:
             raise ModelLoadError(
                 f"{folder} is a file. The served model needs a folder with its tokenizer; only a draft may be a file."
             )
-        weights = load_weights(folder, config, progress)
+        dtype = _DTYPES.get(config.dtype, torch.float32 if config.device == "cpu" else None)
+        weights = load_model(folder, dtype=dtype, device=config.device, progress=progress)
         tokenizer = Tokenizer.from_folder(folder)
         if tokenizer.vocab_size > weights.config.vocab_size:
             raise ConfigurationError(
@@ -56,15 +57,11 @@ class DraftWeights:
     vocabulary: Mapping[str, int] | None = None
 
     @classmethod
-    def from_path(cls, path: Path, config: EngineConfig) -> DraftWeights:
-        """Load a Hugging Face style folder or a GGUF file. Raises ModelLoadError."""
-        weights = load_weights(path, config)
+    def from_path(cls, path: Path, target: Decoder) -> DraftWeights:
+        """Load a folder or a GGUF file, with the type and device of the `target`'s weights. Raises ModelLoadError."""
+        like = target.embed_tokens.weight
+        weights = load_model(path, dtype=like.dtype, device=str(like.device))
         if path.suffix == ".gguf":
             return cls(weights, gguf_vocabulary(path))
         has_tokenizer = (path / "tokenizer.json").exists()
         return cls(weights, Tokenizer.from_folder(path).vocabulary() if has_tokenizer else None)
-
-
-def load_weights(path: Path, config: EngineConfig, progress: Progress | None = None) -> Decoder:
-    """Load weights from a folder or a GGUF file, in the engine's dtype and on its device. Raises ModelLoadError."""
-    return load_model(path, dtype=_DTYPES[config.dtype], device=config.device, progress=progress)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ..types.outputs import TokenLogprob
 from ..types.request_state import ScheduledRequest
-from ..types.sampling_row import RowOf, SamplingRow
+from ..types.sampling_row import SamplingRow
 from .host_device_copy import HostCopy, to_device
-from .sampler import log_probabilities, sample
+from .sampler import log_probabilities
 
 
 @dataclass(slots=True)  # not frozen: every step creates one, and creating frozen instances is slower
@@ -63,39 +63,23 @@ class LaunchedStep:
 class StepResult:
     """The results of a launched step. The constructor waits for its tokens; log-probabilities are computed lazily."""
 
-    def __init__(self, launched: LaunchedStep, row_of: RowOf) -> None:
+    def __init__(self, launched: LaunchedStep) -> None:
         self.tokens = launched.read()
-        self._launched, self._row_of = launched, row_of
+        self._launched = launched
         self._scores: dict[int, TokenLogprob] | None = None
 
-    def sample_fork(self, item: ScheduledRequest, row: int) -> int:
-        """Sample a token for the fork `item` from the logits of its parent's `row`."""
-        return sample(self.logits(row, 1), [self._row_of(item, 0)])[0]
-
-    def logprobs(self, row: int, tokens: Sequence[int], num_top: int) -> tuple[TokenLogprob, ...]:
-        """Return the log-probabilities of `tokens`, whose rows begin at `row`, each with `num_top` top tokens."""
-        rows = range(row, row + len(tokens))
-        if any(self.tokens[at] != token for at, token in zip(rows, tokens, strict=True)):  # tokens of a fork
-            return tuple(log_probabilities(self.logits(row, len(tokens)), tokens, num_top))
+    def logprobs(self, rows: range, num_top: int) -> tuple[TokenLogprob, ...]:
+        """Return the log-probabilities of the tokens of `rows`, each with `num_top` top tokens."""
         if self._scores is None:
             self._scores = self._look_up()
-        scores = (self._scores[at] for at in rows)
+        scores = (self._scores[row] for row in rows)
         return tuple(TokenLogprob(score.logprob, score.top[:num_top]) for score in scores)
-
-    def logits(self, row: int, num_rows: int) -> Tensor:
-        """Return the logits of `num_rows` rows, starting at `row`: (num_rows, vocab) float32."""
-        return self._all_logits[row : row + num_rows]
-
-    @property
-    def _all_logits(self) -> Tensor:
-        logits = self._launched.logits
-        assert logits is not None, "a step launched ahead keeps no logits"
-        return logits
 
     def _look_up(self) -> dict[int, TokenLogprob]:
         rows = self._launched.rows
         counts = {at: row.params.logprobs for at, row in enumerate(rows) if row.params.logprobs is not None}
-        logits = self._all_logits
+        logits = self._launched.logits
+        assert logits is not None, "a step launched ahead keeps no logits"
         if len(counts) < len(logits):
             logits = logits[to_device(torch.tensor(list(counts)), logits.device)]
         scores = log_probabilities(logits, [self.tokens[at] for at in counts], max(counts.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -49,7 +49,6 @@ class KVCacheManager:
         self._prefixes = PrefixCache(self.pool, block_size, gaps=window is not None) if enable_prefix_caching else None
         self._window = window
         self._drafted: set[int] = set()  # registered blocks that are filled in the draft model's cache too
-        self._copies: dict[int, int] = {}  # target block -> source block
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -74,22 +73,15 @@ class KVCacheManager:
         state.block_table = cached + [self._allocate() for _ in range(missing)]
         state.num_registered_blocks = len(cached)
         state.num_computed_tokens = len(cached) * self.block_size
-        state.num_own_slots = len(state.block_table) * self.block_size
+        state.num_slots = len(state.block_table) * self.block_size
         state.num_drafted_blocks = sum(1 for _ in takewhile(lambda b: b == NO_BLOCK or b in self._drafted, cached))
         state.num_draft_computed_tokens = state.num_drafted_blocks * self.block_size
         return True
 
-    def can_admit(self, states: Sequence[RequestState], without: Iterable[RequestState] = ()) -> bool:
-        """Return whether `admit` would succeed for all `states` if the requests in `without` had released their blocks.
-
-        Several states are assumed to share no blocks.
-        """
+    def can_admit(self, state: RequestState, without: Iterable[RequestState] = ()) -> bool:
+        """Return whether `admit` would succeed if the requests in `without` had released their blocks."""
         released = Counter(block for other in without for block in _allocated_blocks(other.block_table))
         freed = sum(self.pool.references(block) == holders for block, holders in released.items())
-        if len(states) > 1:
-            needed = sum(self.most_blocks_for(len(state.token_ids)) for state in states)
-            return needed <= self.pool.num_free + freed
-        (state,) = states
         cached = self._cached_prefix(state)
         revived = sum(self.pool.references(block) == released[block] for block in _allocated_blocks(cached))
         return self._missing(state, cached) + revived <= self.pool.num_free + freed
@@ -106,53 +98,21 @@ class KVCacheManager:
         return self.blocks_for(min(num_tokens, len(cached) * self.block_size + self._window.max_chunk))
 
     def grow(self, state: RequestState, num_tokens: int) -> bool:
-        """Extend the block table to hold `num_tokens`. If the pool has too few blocks, return False and change nothing.
-
-        If a fork shares the block to write next, a copy replaces the block. Otherwise the block is removed from the
-        prefix cache, where a fork that has ended may have registered it.
-        """
-        if num_tokens <= state.num_own_slots:
+        """Extend the block table to `num_tokens`. If the pool has too few blocks, return False and change nothing."""
+        if num_tokens <= state.num_slots:
             return True
         missing = self.blocks_for(num_tokens) - len(state.block_table)
-        tail = state.num_computed_tokens // self.block_size
-        written = tail < len(state.block_table)
-        shared = written and self.pool.references(state.block_table[tail]) > 1
-        if max(missing, 0) + shared > self.pool.num_free:
+        if missing > self.pool.num_free:
             return False
-        if shared:
-            source = state.block_table[tail]
-            state.block_table[tail] = self._allocate()
-            self._copies[state.block_table[tail]] = source
-            self.pool.release(source)
-        elif written and self._prefixes is not None:
-            self._prefixes.forget(state.block_table[tail])
         state.block_table += [self._allocate() for _ in range(missing)]
-        state.num_own_slots = len(state.block_table) * self.block_size
+        state.num_slots = len(state.block_table) * self.block_size
         return True
-
-    def fork(self, parent: RequestState, child: RequestState) -> None:
-        """Let `child` share the parent's blocks that hold computed tokens, without copying them."""
-        blocks = parent.block_table[: self.blocks_for(child.num_computed_tokens)]
-        for block in _allocated_blocks(blocks):
-            self.pool.share(block)
-        child.block_table = list(blocks)
-        parent.num_own_slots = child.num_own_slots = 0
-        full = child.num_computed_tokens // self.block_size
-        child.prefix.hashes = parent.prefix.hashes[:full]
-        child.num_registered_blocks = min(parent.num_registered_blocks, full)
-        child.num_drafted_blocks = min(parent.num_drafted_blocks, full)
-
-    def take_copies(self) -> list[tuple[int, int]]:
-        """Return and clear the (source, target) blocks to copy before the next pass. Read all sources, then write."""
-        copies = [(source, target) for target, source in self._copies.items()]
-        self._copies.clear()
-        return copies
 
     def trim(self, state: RequestState) -> None:
         """Release blocks beyond the known tokens, left over from rejected drafts."""
         for _ in range(len(state.block_table) - self.blocks_for(len(state.token_ids))):
             self.pool.release(state.block_table.pop())
-            state.num_own_slots = min(state.num_own_slots, len(state.block_table) * self.block_size)
+        state.num_slots = len(state.block_table) * self.block_size
 
     def release_out_of_reach(self, states: Iterable[RequestState]) -> None:
         """Release blocks that lie wholly before the window of the next query. Registered blocks stay cached."""
@@ -164,16 +124,8 @@ class KVCacheManager:
                 index -= 1
 
     def num_wasted_slots(self, states: Iterable[RequestState]) -> int:
-        """Return the number of empty token slots in the blocks of `states`; shared blocks count once."""
-        own, shared = 0, dict[int, int]()
-        for state in states:
-            if state.num_own_slots:
-                own += state.num_own_slots - state.num_computed_tokens
-                continue
-            for index, block in enumerate(state.block_table):
-                empty = min(max((index + 1) * self.block_size - state.num_computed_tokens, 0), self.block_size)
-                shared[block] = min(shared.get(block, empty), empty)
-        return own + sum(shared.values())
+        """Return the number of empty token slots in the blocks of `states`. Shared blocks are full."""
+        return sum(state.num_slots - state.num_computed_tokens for state in states)
 
     def register(self, state: RequestState) -> None:
         """Register newly filled blocks with the prefix cache, and record which of them the draft model filled too."""
@@ -191,10 +143,9 @@ class KVCacheManager:
     def free(self, state: RequestState) -> None:
         """Release a request's blocks, last ones first, so that a prefix stays cached longer than its continuations."""
         for block in _allocated_blocks(reversed(state.block_table)):
-            self._copies.pop(block, None)
             self.pool.release(block)
         state.block_table = []
-        state.num_registered_blocks = state.num_drafted_blocks = state.num_own_slots = 0
+        state.num_registered_blocks = state.num_drafted_blocks = state.num_slots = 0
         state.num_computed_tokens = state.num_draft_computed_tokens = 0
 
     def _oldest_in_reach(self, position: int) -> int:

@@ -73,11 +73,6 @@ class PrefixCache:
                 self._pool.forget(block)
                 self._pool.register(block, content_hash)
 
-    def forget(self, block: int) -> None:
-        """Unregister a block, because its content is about to change."""
-        self._pool.forget(block)
-        self.evicted(block)
-
     def evicted(self, block: int) -> None:
         """Drop the record of a block that the pool has evicted."""
         prefix = self._alone.pop(block, None)

@@ -11,11 +11,10 @@ import torch
 from ....kernels.attention.types import CacheSpec
 from ....protocol.errors import ConfigurationError
 from ...models.decoder import Decoder
-from ..config import EngineConfig
+from ..config import MAX_DRAFT_TOKENS, EngineConfig
 from .kv_cache_manager import Window, most_blocks
 
 _HOST_CACHE_BYTES = 2**30
-_DEVICE_CACHE_SHARE = 0.8  # share of free GPU memory to use; the rest is for activations and CUDA graphs
 _LOG = logging.getLogger(__name__)
 
 
@@ -72,12 +71,13 @@ def _bytes_of_block(models: Sequence[Decoder], config: EngineConfig) -> int:
 
 
 def _fitting_blocks(models: Sequence[Decoder], config: EngineConfig) -> int:
-    """Return the number of blocks that fit into 1 GiB of host memory, or into 80 % of free GPU memory."""
+    """Return the number of blocks that fit into 1 GiB of host memory, or into the share of GPU memory to use."""
     device = models[0].embed_tokens.weight.device
     available = _HOST_CACHE_BYTES
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        available = int(free * _DEVICE_CACHE_SHARE)
+        free, total = torch.cuda.mem_get_info(device)
+        kept_free = int((1 - config.gpu_memory_utilization) * total)
+        available = max(0, free - kept_free - sum(_step_bytes(model, config) for model in models))
     blocks = available // _bytes_of_block(models, config)
     if blocks < 1:
         raise ConfigurationError(
@@ -86,6 +86,14 @@ def _fitting_blocks(models: Sequence[Decoder], config: EngineConfig) -> int:
             param="block_size",
         )
     return blocks
+
+
+def _step_bytes(model: Decoder, config: EngineConfig) -> int:
+    """Return an upper estimate of a step's memory: the activations of a layer, and logits with an edited copy."""
+    shape, itemsize = model.config, model.embed_tokens.weight.element_size()
+    activations = config.max_num_batched_tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size) * itemsize
+    logit_rows = min(config.max_num_batched_tokens, config.max_num_seqs + MAX_DRAFT_TOKENS)
+    return activations + 2 * logit_rows * shape.vocab_size * torch.float32.itemsize
 
 
 def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:

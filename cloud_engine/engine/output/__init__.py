@@ -1,1 +1,1 @@
-"""Output processing: appends sampled tokens to answers, forks answers and finishes them."""
+"""Output processing: appends sampled tokens to answers and finishes them."""

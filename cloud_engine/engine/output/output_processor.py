@@ -1,4 +1,4 @@
-"""Output processing: appends a step's sampled tokens to the answers, forks answers and finishes them.
+"""Output processing: appends a step's sampled tokens to the answers and finishes them.
 
 Imports no torch: everything about logits goes through `StepResult`, so that tests can use plain integers.
 """
@@ -6,10 +6,7 @@ Imports no torch: everything about logits goes through `StepResult`, so that tes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from ....protocol.responses import StopReason
 from ..kv.kv_cache_manager import KVCacheManager
@@ -19,10 +16,7 @@ from ..types.outputs import FinishReason, StepOutputs, TokenOutput
 from ..types.request_state import RequestState, ScheduledRequest
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..execution.step_result import StepResult
-    from .beam_search import BeamSearch
 
 
 class OutputProcessor:
@@ -34,7 +28,7 @@ class OutputProcessor:
         self._speculator = speculator
         self._counters = scheduler.counters
         self._states: dict[str, list[RequestState]] = {}  # request id -> answers
-        self._searches: dict[str, BeamSearch] = {}
+        self._held_back: dict[str, list[RequestState]] = {}  # request id -> answers that wait for the prompt's blocks
         self._streamed: set[str] = set()
 
     def __len__(self) -> int:
@@ -52,18 +46,21 @@ class OutputProcessor:
     def request_ids(self) -> list[str]:
         return list(self._states)
 
-    def begin(self, state: RequestState, search: BeamSearch | None = None) -> None:
-        """Queue the first answer of a request; further answers fork from it. Beam requests pass their `search`."""
-        self._scheduler.add(state)
-        self._states[state.request_id] = [state]
-        if state.request.streamed:
-            self._streamed.add(state.request_id)
-        if search is not None:
-            self._searches[state.request_id] = search
+    def begin(self, states: Sequence[RequestState]) -> None:
+        """Queue the first answer of a request. The others follow when the first has computed the prompt."""
+        first, *siblings = states
+        self._scheduler.add(first)
+        self._states[first.request_id] = [first, *siblings]
+        if siblings:
+            self._held_back[first.request_id] = siblings
+        if first.request.streamed:
+            self._streamed.add(first.request_id)
 
     def drop(self, request_id: str, index: int | None = None) -> bool:
         """Drop a request, or only answer `index`, and free its blocks. Return whether the whole request was dropped."""
         states = self._states.get(request_id, [])
+        if states:
+            self._queue_siblings(states[0])
         remaining = [state for state in states if index is not None and state.index != index]
         for state in states:
             if state not in remaining:
@@ -79,50 +76,13 @@ class OutputProcessor:
         self._counters.steps += 1
         self._counters.generated_tokens += len(decoded.token_ids)
         outputs: list[TokenOutput] = []
-        beams: dict[str, list[tuple[ScheduledRequest, Tensor]]] = {}
         for item, row in remaining:
-            if item.state.request.beam:
-                beams.setdefault(item.state.request_id, []).append((item, samples.logits(row, item.num_samples)))
-            elif item.num_samples:
-                branches = self._branch_off(item, row, samples) if item.state.unforked else []
-                sampled = samples.tokens[row : row + item.num_samples]
-                outputs += [self._accept(item, sampled, row, samples), *branches]
+            if item.num_samples:
+                outputs.append(self._accept(item, row, samples))
+                self._queue_siblings(item.state)
             else:
                 outputs += self._catch_up(item)
-        for request_id, items in beams.items():
-            outputs += self._advance_beams(request_id, items)
         return StepOutputs(decoded, outputs)
-
-    def _advance_beams(self, request_id: str, items: list[tuple[ScheduledRequest, Tensor]]) -> list[TokenOutput]:
-        """Advance a beam search. Return all answers if this step ends the search, else nothing."""
-        search = self._searches[request_id]
-        best = search.advance(items)
-        states = self._states[request_id] = search.states
-        if not best:
-            return []
-        outputs: list[TokenOutput] = []
-        for index, answer in enumerate(best[: states[0].request.n]):
-            stats = replace(states[0].stats(), completion_tokens=len(answer.token_ids))
-            self._counters.generated_tokens += len(answer.token_ids)
-            scores = tuple(states[0].prompt_logprobs) if index == 0 else ()
-            outputs.append(
-                TokenOutput(
-                    request_id,
-                    answer.token_ids,
-                    tuple(answer.logprobs),
-                    answer.finish_reason,
-                    stats,
-                    index,
-                    scores,
-                    cached_tokens=stats.cached_tokens,
-                    stop_reason=_stop_reason(states[0], answer.finish_reason),
-                )
-            )
-        for state in states:
-            self._remove(state)
-        self._forget(request_id)
-        self._counters.finished_requests += 1
-        return outputs
 
     def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
         """Advance a request that gets no token in this step. Returns an output only if this completes an embedding."""
@@ -137,31 +97,15 @@ class OutputProcessor:
             TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=tuple(state.pool.vector()))
         ]
 
-    def _branch_off(self, item: ScheduledRequest, row: int, samples: StepResult) -> list[TokenOutput]:
-        """Fork the request's other answers at the end of its prompt, each with its own seed."""
-        parent = item.state
-        outputs: list[TokenOutput] = []
-        for index in range(1, parent.unforked + 1):
-            child = replace(
-                parent,
-                index=index,
-                unforked=0,
-                seed=parent.seed + index,
-                token_ids=list(parent.token_ids),
-                prediction=parent.prediction.rewound(),
-                grammar=parent.grammar and parent.grammar.fork(),
-                num_computed_tokens=item.start + item.num_tokens,
-            )
-            child.num_draft_computed_tokens = min(child.num_draft_computed_tokens, child.num_computed_tokens)
-            self._scheduler.fork(parent, child)
-            self._states[parent.request_id].append(child)
-            first = msgspec.structs.replace(item, state=child, draft_ids=[], drafter=None, num_drafts=0)
-            outputs.append(self._accept(first, [samples.sample_fork(first, row)], row, samples))
-        return outputs
+    def _queue_siblings(self, first: RequestState) -> None:
+        """Queue the answers that have waited for the prompt of the `first` answer."""
+        for state in self._held_back.pop(first.request_id, ()):
+            state.num_cached_tokens = first.num_cached_tokens
+            self._scheduler.add(state)
 
-    def _accept(self, item: ScheduledRequest, sampled: list[int], row: int, samples: StepResult) -> TokenOutput:
+    def _accept(self, item: ScheduledRequest, row: int, samples: StepResult) -> TokenOutput:
         """Append the accepted draft tokens and the target's own next token to the answer."""
-        state = item.state
+        state, sampled = item.state, samples.tokens[row : row + item.num_samples]
         begins = state.num_generated_tokens == 0
         num_accepted = next((i for i, token in enumerate(item.draft_ids) if token != sampled[i]), len(item.draft_ids))
         ends = sampled[num_accepted] in state.end_ids
@@ -182,10 +126,10 @@ class OutputProcessor:
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
         self._speculator.settle(state.prediction)
         num_top = state.request.params.logprobs
-        logprobs = () if num_top is None or not new else samples.logprobs(row, new, num_top)
+        logprobs = () if num_top is None or not new else samples.logprobs(range(row, row + len(new)), num_top)
         self._counters.generated_tokens += len(new)
         stats = state.stats() if finish_reason else None
-        scores = tuple(state.prompt_logprobs) if begins and state.index == 0 else ()
+        scores = tuple(state.prompt_logprobs) if begins else ()
         error = state.grammar.error if state.grammar is not None else None
         cached = state.num_cached_tokens if begins else None
         output = TokenOutput(
@@ -217,7 +161,6 @@ class OutputProcessor:
 
     def _forget(self, request_id: str) -> bool:
         self._streamed.discard(request_id)
-        self._searches.pop(request_id, None)
         return self._states.pop(request_id, None) is not None
 
     def _remove(self, state: RequestState) -> None:

@@ -107,10 +107,10 @@ class PlainDecodes:
         """Set the step of the next check. Call this after `join`, a check, or the allocation of a new block."""
         state = item.state
         computed = state.num_computed_tokens
-        if computed >= state.num_own_slots:
+        if computed >= state.num_slots:
             self._full.append(item)
         else:
-            steps = min(state.num_own_slots, state.last_position, state.next_check) - computed - 1
+            steps = min(state.num_slots, state.last_position, state.next_check) - computed - 1
             self._due.setdefault(self._steps + max(steps, 0), []).append(item)
 
 

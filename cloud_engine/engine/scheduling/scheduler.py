@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import time
 from bisect import insort, insort_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain, takewhile
 from operator import attrgetter
 
 from ....protocol.errors import OverloadedError
-from ..config import EngineConfig, SchedulingPolicy
+from ..config import MAX_DRAFT_TOKENS, EngineConfig, SchedulingPolicy
 from ..kv.kv_cache_manager import KVCacheManager
 from ..stats import EngineStats
 from ..types.request import GenerationRequest
@@ -47,7 +47,7 @@ class Scheduler:
 
     The scheduler cannot deadlock, because the first request always advances: every admitted request fits into the pool
     alone (`fits`), running requests get blocks in order, and a request that lacks a block preempts the last request,
-    possibly itself. All beams of a request run or wait together, so that no waiting beam holds blocks.
+    possibly itself.
     """
 
     def __init__(
@@ -61,22 +61,16 @@ class Scheduler:
         self._prompt_tokens = 0  # prompt tokens in the last step
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
-        self._places = 0  # batch rows of running requests, including rows reserved for their later forks
         self.decodes = PlainDecodes(cache)  # the running requests that only decode
         self.counters = counters or EngineStats()
 
-    def fits(self, num_tokens: int, num_beams: int = 1) -> bool:
-        """Return whether the pool is large enough for a request of `num_tokens`, prompt and output together.
+    def fits(self, num_tokens: int) -> bool:
+        """Return whether the pool is large enough for an answer of `num_tokens`, prompt and output together."""
+        return self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
 
-        Each beam counts in full, because beams run together and may share no blocks after a preemption.
-        """
-        return num_beams * self._cache.most_blocks_for(num_tokens) <= self._cache.pool.num_blocks
-
-    def longest(self, most: int, num_beams: int = 1) -> int:
+    def longest(self, most: int) -> int:
         """Return the largest number of tokens, up to `most`, for which `fits` is true."""
-        if self.fits(most, num_beams):
-            return most
-        return self._cache.pool.num_blocks // num_beams * self._cache.block_size
+        return most if self.fits(most) else self._cache.pool.num_blocks * self._cache.block_size
 
     def check_capacity(self, expected: Sequence[GenerationRequest] = ()) -> None:
         """Check that the queue, including `expected` requests, is not full. Raises OverloadedError.
@@ -110,6 +104,7 @@ class Scheduler:
         self._prompt_tokens = for_prompts - left
         # Drafts only get leftover budget, time and blocks, so they never delay or preempt a request.
         for_drafts = self._step_budget.max_draft_tokens(budget - self._prompt_tokens, self._prompt_tokens)
+        for_drafts = min(for_drafts, MAX_DRAFT_TOKENS)
         for item in self._speculator.grant(decodes, other_requests, for_drafts, self._cache.grow):
             self.decodes.leave(item.state)
         return [*decodes, *other_requests]
@@ -130,9 +125,9 @@ class Scheduler:
     @property
     def reads_prompts(self) -> bool:
         """Return whether the next step may contain prompt tokens, and so take much longer than a decode step."""
-        other_requests = self.decodes.other_requests(self.running)
-        has_place = self._places < self._config.max_num_seqs
-        return bool(self.waiting and has_place) or any(state.num_uncomputed_tokens > 1 for state in other_requests)
+        if self.waiting and self._has_place():
+            return True
+        return any(state.num_uncomputed_tokens > 1 for state in self.decodes.other_requests(self.running))
 
     def observe(self, sequences: int, step_s: float) -> None:
         """Learn from the last scheduled step, which had `sequences` and took `step_s` seconds."""
@@ -145,18 +140,6 @@ class Scheduler:
         else:
             self.waiting.remove(state)
 
-    def fork(self, parent: RequestState, child: RequestState) -> None:
-        """Start running `child`, which shares the blocks of `parent`.
-
-        `_admit` has reserved a place for the fork, or the caller removes another beam to free a place.
-        """
-        child.order = parent.order
-        if parent.unforked:
-            parent.unforked -= 1
-            self._places -= 1
-        self._cache.fork(parent, child)
-        self._run(child)
-
     def requests(self) -> list[RequestState]:
         return list(chain(self.running, self.waiting))
 
@@ -168,7 +151,7 @@ class Scheduler:
         preemptions = self.counters.preemptions
         batch: list[ScheduledRequest] = []
         for state in sorted([*other_requests, *self.decodes.take_full()], key=_order):
-            num_tokens = min(len(state.token_ids) - state.num_computed_tokens, 1 + budget)
+            num_tokens = min(state.num_next_tokens, 1 + budget)
             if not state.block_table or not self._allocate(state, num_tokens):
                 continue  # preempted by an earlier request, or by itself
             if state.decode is not None:
@@ -178,13 +161,13 @@ class Scheduler:
                 budget -= num_tokens - 1
         if self.counters.preemptions != preemptions:
             plain, _ = self.decodes.shares(self.running)
-            batch = [item for item in batch if item.state.block_table]  # drop preempted beams
+            batch = [item for item in batch if item.state.block_table]  # answers to one request have equal order
         return plain, batch, budget
 
     def _allocate(self, state: RequestState, num_tokens: int) -> bool:
         """Allocate blocks for `num_tokens`, preempting later requests. Return False if `state` itself was preempted."""
         while not self._cache.grow(state, state.num_computed_tokens + num_tokens):
-            if state in self._preempt_last():
+            if self._preempt_last() is state:
                 return False
         return True
 
@@ -208,34 +191,25 @@ class Scheduler:
 
     def _fits_without(self, other_requests: list[RequestState]) -> bool:
         """Return whether the first waiting request has places and blocks if the `other_requests` are not running."""
-        states = self._first_waiting()
-        return self._has_place(states, other_requests) and self._cache.can_admit(states, other_requests)
+        head = self.waiting[0]
+        return self._has_place(other_requests) and self._cache.can_admit(head, other_requests)
 
     def _admit_ahead(self) -> None:
         """Admit waiting requests that sort before a running one. Call this before running requests spend the budget."""
         while self.waiting and self.running and self.waiting[0].order < self.running[-1].order:
-            if not self._admit(self._first_waiting()):
+            if not self._admit_first():
                 return
 
-    def _first_waiting(self) -> list[RequestState]:
-        """Return the first waiting request with all its beams."""
-        return _beams_of(self.waiting[0], self.waiting)
-
-    def _admit(self, states: list[RequestState]) -> bool:
-        """Start running `states` if the batch has places and the pool has blocks for all of them, else return False."""
-        if not self._has_place(states):
+    def _admit_first(self) -> bool:
+        """Start the first waiting request; return False if the batch has no place or the pool too few blocks for it."""
+        state = self.waiting[0]
+        if not self._has_place() or not self._cache.admit(state):
             return False
-        for index, state in enumerate(states):
-            if not self._cache.admit(state):
-                for admitted in states[:index]:
-                    self._cache.free(admitted)
-                return False
-        for state in states:
-            self.waiting.remove(state)
-            self._run(state)
-            if state.num_preemptions == 0:
-                state.num_cached_tokens = state.num_computed_tokens
-                self._count(state)
+        del self.waiting[0]
+        self._run(state)
+        if state.num_preemptions == 0 and state.index == 0:  # a request's other answers do not count as prompts
+            state.num_cached_tokens = state.num_computed_tokens
+            self._count(state)
         return True
 
     def _count(self, state: RequestState) -> None:
@@ -246,24 +220,21 @@ class Scheduler:
             counters.prefix_query_tokens += state.num_prompt_tokens
             counters.prefix_hit_tokens += state.num_cached_tokens
 
-    def _preempt_last(self) -> list[RequestState]:
+    def _preempt_last(self) -> RequestState:
         """Preempt the last running request: free its blocks and return it to its place in the queue."""
-        victims = _beams_of(self.running[-1], self.running)
-        for victim in reversed(victims):
-            self._stop(victim)
-            victim.num_preemptions += 1
-            insort_left(self.waiting, victim, key=_order)
+        victim = self.running[-1]
+        self._stop(victim)
+        victim.num_preemptions += 1
+        insort_left(self.waiting, victim, key=_order)
         self.counters.preemptions += 1
-        return victims
+        return victim
 
     def _run(self, state: RequestState) -> None:
         insort(self.running, state, key=_order)
-        self._places += 1 + state.unforked
         self.decodes.running_changed()
 
     def _stop(self, state: RequestState) -> None:
         self.running.remove(state)
-        self._places -= 1 + state.unforked
         self._cache.register(state)  # a plain decode may have unregistered full blocks
         self._cache.free(state)
         self.decodes.leave(state)
@@ -272,42 +243,37 @@ class Scheduler:
     def _admit_waiting(self, batch: list[ScheduledRequest], budget: int) -> int:
         """Admit waiting requests and schedule them in `batch`, within `budget`. Return the rest of the budget."""
         while self.waiting and budget > 0:
-            states = self._first_waiting()
-            if len(states) > budget or not self._admit(states):
+            state = self.waiting[0]
+            if not self._admit_first():
                 break
-            for num_after, state in zip(reversed(range(len(states))), states, strict=True):
-                num_tokens = min(len(state.token_ids) - state.num_computed_tokens, budget - num_after)
-                batch.append(ScheduledRequest(state, num_tokens))
-                budget -= num_tokens
+            num_tokens = min(state.num_next_tokens, budget)
+            batch.append(ScheduledRequest(state, num_tokens))
+            budget -= num_tokens
         return budget
 
     def _num_fitting(self, expected: Sequence[GenerationRequest]) -> int:
         """Return how many queued requests, counted from the first, fit into batch and pool if no block is cached."""
-        places, blocks = self._config.max_num_seqs - self._places, self._cache.pool.num_free
+        places = self._config.max_num_seqs - sum(map(_num_places, self.running))
+        blocks = self._cache.pool.num_free
         queue = chain(
-            ((1 + state.unforked, len(state.token_ids)) for state in self.waiting),
-            ((request.num_branches, len(request.prompt_ids)) for request in expected),
+            ((_num_places(state), len(state.token_ids)) for state in self.waiting),
+            ((request.n, len(request.prompt_ids)) for request in expected),
         )
-        for count, (branches, num_tokens) in enumerate(queue):
-            places -= branches
+        for count, (num_answers, num_tokens) in enumerate(queue):
+            places -= num_answers
             blocks -= self._cache.most_blocks_for(num_tokens)
             if places < 0 or blocks < 0:
                 return count
         return len(self.waiting) + len(expected)
 
-    def _has_place(self, states: list[RequestState], without: Sequence[RequestState] = ()) -> bool:
-        """Return whether the batch has rows for `states` and their forks, if the requests in `without` left it."""
-        return self._places - _places(without) + _places(states) <= self._config.max_num_seqs
+    def _has_place(self, without: Sequence[RequestState] = ()) -> bool:
+        """Return whether another request fits into the batch, if the requests in `without` left it."""
+        return len(self.running) - len(without) < self._config.max_num_seqs
 
 
-def _beams_of(state: RequestState, among: list[RequestState]) -> list[RequestState]:
-    """Return all beams of the same request, or only `state` without a beam search."""
-    return [other for other in among if other.request is state.request] if state.request.beam else [state]
-
-
-def _places(states: Iterable[RequestState]) -> int:
-    """Return the number of batch rows of `states`, including rows reserved for their later forks."""
-    return sum(1 + state.unforked for state in states)
+def _num_places(state: RequestState) -> int:
+    """Return the number of answers that `state` stands for: all of its request's until the first has begun."""
+    return 1 if state.index or state.has_begun else state.request.n
 
 
 def _may_be_preempted(running: RequestState, head: RequestState) -> bool:

@@ -56,9 +56,6 @@ class DraftModel(Drafter):
     def lag(self, state: RequestState) -> int:
         return len(state.token_ids) - state.num_draft_computed_tokens
 
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        self._runner.copy_blocks(copies)
-
     def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
         """Draft tokens for the granted requests. A draft stops before an end token, which only the target generates.
 
@@ -200,4 +197,4 @@ def _can_continue(item: ScheduledRequest) -> bool:
 
 def _is_prompt_of_more(item: ScheduledRequest) -> bool:
     """Return whether the item is a prompt chunk that later chunks follow, and whose answer may get drafts."""
-    return not item.is_caught_up and item.state.num_remaining_tokens > 1 and not item.state.request.beam
+    return not item.is_caught_up and item.state.num_remaining_tokens > 1

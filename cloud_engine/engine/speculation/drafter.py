@@ -1,7 +1,7 @@
 """The interface of drafters, which guess the next tokens of a request, and the n-gram drafter, which needs no model.
 
-The target verifies the guesses in one pass. Drafters never change the answer (see `sampler`): a bad drafter only costs
-time. So drafters can be added freely, and measurements show which ones pay off.
+The target verifies the guesses in one pass. Rounding aside, drafters never change the answer (see `sampler`): a bad
+drafter only costs time. So drafters can be added freely, and measurements show which ones pay off.
 """
 
 from __future__ import annotations
@@ -48,10 +48,6 @@ class Drafter(ABC):
         """Return the number of known tokens that the drafter must compute before its first guess."""
         del state
         return 0
-
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy KV blocks in the drafter's cache, as in the served model's. Each pair is (source, target)."""
-        del copies
 
 
 class NgramDrafter(Drafter):

@@ -1,4 +1,4 @@
-"""Speculation: assigns drafters and draft lengths to requests. It affects only the speed of answers, not their text.
+"""Speculation: assigns drafters and draft lengths to requests. Apart from rounding, it affects only their speed.
 
 A request's own prediction has precedence. It is verified whole, or its first few tokens are probed
 (`prediction_trust`), so that a useless prediction costs little. If the request has no prediction, drafters propose as
@@ -71,7 +71,7 @@ class Speculator:
         drafters_work = bool(self._drafters) and not self._draft_length.is_resting(sequences)
         for item in chain(decodes, other_items) if drafters_work else other_items:
             limit = min(budget, item.state.num_remaining_tokens - 1)
-            if limit <= 0 or not item.is_caught_up or item.state.request.beam:
+            if limit <= 0 or not item.is_caught_up:
                 continue
             predicted = item.state.prediction.propose(limit, takes_whole)
             if not predicted:
@@ -159,10 +159,6 @@ class Speculator:
         else:
             self._draft_length.observe(report)
         self._learning_s = time.perf_counter() - started
-
-    def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        for drafter in self._drafters:
-            drafter.copy_blocks(copies)
 
     def _grant_drafters(
         self, asking: list[ScheduledRequest], sequences: int, budget: int, grow: Grow

@@ -34,10 +34,6 @@ class PredictionCursor:
             self._ends[tuple(self._draft[end - ALIGN_ON : end])].append(end)
         self.num_accepted = 0
 
-    def rewound(self) -> PredictionCursor:
-        """Return a new cursor at the start of the same prediction."""
-        return PredictionCursor(self._draft)
-
     def propose(self, limit: int, takes_whole: Callable[[int], bool] = lambda _: True) -> list[int]:
         """Return the next predicted tokens, at most `limit`; empty if the prediction is used up or not aligned.
 

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
+from functools import partial
 
 from ....protocol.sampling import SamplingParams
 from ....protocol.structured import Constraint
-
-
-@dataclass(frozen=True, slots=True)
-class BeamParams:
-    """Options of a beam search (`beam_search`)."""
-
-    # Number of beams.
-    width: int
-    # Exponent p: a finished beam's score is divided by its length to the power of p.
-    length_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +19,25 @@ class GenerationRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     # Tokens of the request's `prediction`, which the engine verifies as a draft.
     draft_ids: list[int] = field(default_factory=list[int])
-    # Number of answers, which share the prompt's KV blocks (copy on write); with `beam`, the `n` best beams.
+    # Number of answers. The first computes the prompt, and the others find its full blocks in the prefix cache.
     n: int = 1
     priority: int = 0
     """Priority with `--scheduling-policy priority`; lower values are served first."""
     # Only requests with equal salts share cached prefixes, so that timings do not reveal other clients' prompts.
     cache_salt: str = ""
-    # Use beam search instead of sampling. Beams take no drafts, and all answers are returned at the end.
-    beam: BeamParams | None = None
     # Required format of every answer, such as a JSON schema.
     constraint: Constraint | None = None
     # Return the prompt's embedding instead of generating.
     embed: bool = False
     # The client streams the answer. If False, tokens may be bundled, and an aborted request may lose its last tokens.
     streamed: bool = True
+    # Seed used if `params` has none; part of the request, so that the same request always gets the same answers.
+    random_seed: int = field(default_factory=partial(secrets.randbits, 63))
 
     @property
-    def num_branches(self) -> int:
-        """Number of sequences generated in parallel: the beams of a beam search, else the answers."""
-        return self.n if self.beam is None else self.beam.width
+    def seed(self) -> int:
+        """Seed of the first answer."""
+        return self.random_seed if self.params.seed is None else self.params.seed
 
     @property
     def uses_prefix_cache(self) -> bool:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .pooling import MeanPool
 
 
+_MAX_SCORED_TOKENS = 512  # tokens of a request whose log-probabilities one step computes, each from a row of logits
+
+
 @dataclass(slots=True, eq=False)
 class RequestState:
     """One answer of a request inside the engine.
@@ -46,8 +49,6 @@ class RequestState:
     order: float = 0.0
     # Index among the request's answers.
     index: int = 0
-    # Number of answers that still have to fork off at the end of the prompt.
-    unforked: int = 0
     prompt_logprobs: list[PromptLogprob] = field(default_factory=list[PromptLogprob])
     # Grammar of the request's constraint, advanced by the answer so far.
     grammar: GrammarState | None = None
@@ -55,8 +56,8 @@ class RequestState:
     block_table: list[int] = field(default_factory=list[int])
     # Leading known tokens whose keys and values are in the KV cache.
     num_computed_tokens: int = 0
-    # Token slots that may be written without another call of `grow`; 0 after a fork until a shared block is copied.
-    num_own_slots: int = 0
+    # Token slots in the block table.
+    num_slots: int = 0
     # Leading known tokens whose keys and values are in the draft model's cache.
     num_draft_computed_tokens: int = 0
     num_registered_blocks: int = 0
@@ -71,12 +72,14 @@ class RequestState:
     decode: ScheduledRequest | None = field(init=False, default=None)
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
-    # Logit editor, created when the first row is sampled; each fork creates its own.
+    # Logit editor, created when the first row is sampled.
     editor: LogitEditor | None = field(init=False, default=None)
     # Whether the sampling parameters may edit logits.
     edits: bool = field(init=False)
     # Whether the logit edits depend on the answer so far.
     edits_follow: bool = field(init=False)
+    # Whether to report the prompt's log-probabilities: only with a request's first answer.
+    scores_prompt: bool = field(init=False)
     # Largest possible position of the answer's last token.
     last_position: int = field(init=False)
     # Whether the answer ends when it repeats itself.
@@ -86,6 +89,7 @@ class RequestState:
         self.prefix = PrefixHashes(self.request.cache_salt)
         self.request_id = self.request.request_id
         self.edits, self.edits_follow = self.params.edits, self.params.edits_follow
+        self.scores_prompt = self.request.params.prompt_logprobs is not None and self.index == 0
         self.last_position = len(self.request.prompt_ids) + self.max_tokens - 1
         self.detects_repetition = self.params.detects_repetition and self.request.constraint is None
 
@@ -103,6 +107,12 @@ class RequestState:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
+    def num_next_tokens(self) -> int:
+        """Uncomputed tokens that one step may compute: only some while a prompt is scored, to bound its logits."""
+        left = self.num_uncomputed_tokens
+        return min(left, _MAX_SCORED_TOKENS) if self.scores_prompt and not self.has_begun else left
+
+    @property
     def num_remaining_tokens(self) -> int:
         """Maximum number of tokens that this answer may still generate."""
         return self.max_tokens - self.num_generated_tokens
@@ -113,8 +123,7 @@ class RequestState:
         if not self.request.uses_prefix_cache:
             return 0
         scored, to_score = len(self.prompt_logprobs), self.num_prompt_tokens - 1
-        is_scored = self.request.params.prompt_logprobs is not None
-        return scored if is_scored and scored < to_score else len(self.token_ids) - 1
+        return scored if self.scores_prompt and scored < to_score else len(self.token_ids) - 1
 
     @property
     def next_check(self) -> int:
@@ -180,7 +189,7 @@ class ScheduledRequest(msgspec.Struct, eq=False):
     def num_prompt_scores(self) -> int:
         """Number of rows, before the sampled rows, that give log-probabilities of prompt tokens."""
         state = self.state
-        if state.request.params.prompt_logprobs is None:
+        if not state.scores_prompt:
             return 0
         first = max(self.start, len(state.prompt_logprobs))
         return max(0, min(self.start + self.num_tokens, state.num_prompt_tokens - 1) - first)

@@ -63,6 +63,11 @@ class SafetensorsFolder:
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors[name].entry.shape
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the type that a tensor is stored in; float32 for types that the engine does not compute in."""
+        stored = _DTYPES.get(self._tensors[name].entry.dtype, torch.float32)
+        return torch.float32 if stored is torch.float64 else stored
+
     def copy_into(self, name: str, target: Tensor) -> None:
         """Copy a tensor into `target`, which has the same shape, converting to its dtype."""
         stored = self._tensors[name]

@@ -84,6 +84,11 @@ class GgufFile:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(reversed(self._tensors[self._gguf_name(name)].shape))
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Return the type of dequantised tensors."""
+        del name
+        return torch.float32
+
     def copy_into(self, name: str, target: Tensor) -> None:
         tensor = self._tensors[self._gguf_name(name)]
         is_one_more = self._arch == "gemma3" and name.endswith("norm.weight")  # llama.cpp stores 1 + weight

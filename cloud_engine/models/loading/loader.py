@@ -22,9 +22,11 @@ Checkpoint = SafetensorsFolder | GgufFile
 
 
 def load_model(
-    path: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", progress: Progress | None = None
+    path: Path, *, dtype: torch.dtype | None = torch.float32, device: str = "cpu", progress: Progress | None = None
 ) -> Decoder:
     """Load a Hugging Face style folder or a GGUF file, converting the weights to `dtype` one by one.
+
+    If `dtype` is None, all weights get the type of the stored embedding.
 
     Raises ModelLoadError for an unknown architecture, a missing or damaged file, and missing, unexpected or wrongly
     shaped tensors; the message names them.
@@ -37,6 +39,7 @@ def load_model(
     parameters = dict(model.named_parameters())  # lists a tied head only once
     sources = family.sources(list(parameters))
     _check_names(checkpoint, sources, tied_head=config.tie_word_embeddings)
+    dtype = dtype or checkpoint.dtype(sources["embed_tokens.weight"][0])
     total = sum(parameter.numel() for parameter in parameters.values()) * dtype.itemsize
     state: dict[str, Tensor] = {}
     loaded = 0

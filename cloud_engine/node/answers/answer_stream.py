@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from msgspec import UNSET
@@ -85,8 +85,7 @@ async def pieces(
     def opened() -> _Answer:
         end = syntax.end(request.params, request.constraint)
         detokenizer = IncrementalDetokenizer(token_bytes)
-        if end.push(detokenizer.push(*tokens.given))[1]:  # a stop string within `min_tokens` does not count
-            end = replace(syntax, reasoning=None).end(request.params, request.constraint)
+        end.push(detokenizer.push(*tokens.given), too_early=True)  # no stop string ended these tokens
         return _Answer(request, detokenizer, end)
 
     open_answers = {index: opened() for index in range(request.n)}
@@ -182,8 +181,8 @@ class _Answer:
     def _emit(self, text: str, piece: Piece) -> bool:
         """Append text that is safe to send to `piece`. Return True if a stop string or tool call ends the answer."""
         self._decoded += len(text)
-        too_early = self.num_tokens < self._request.params.min_tokens
-        return self._show(*self._end.push(text, ignore_stop=too_early), piece)
+        too_early = self.num_tokens <= self._request.params.min_tokens
+        return self._show(*self._end.push(text, too_early=too_early), piece)
 
     def _show(self, text: str, ended: bool, piece: Piece) -> bool:
         piece.text += text

@@ -21,7 +21,7 @@ from ....text.templates import tool_messages as tool_turns
 from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
 from ....text.tool_stream import AnswerSyntax, OfferedTools
-from ...engine.types.request import BeamParams, GenerationRequest
+from ...engine.types.request import GenerationRequest
 from ..answers.answer_stream import TokenExchange
 from ..answers.best_of import BestOf
 from ..answers.formats import AnswerFormat, ChatFormat, TextFormat
@@ -148,12 +148,11 @@ class RequestPreprocessor:
 
     def _shape(
         self, request: ChatRequest | CompletionRequest
-    ) -> tuple[Tokenizer, str, bool, int, bool, SamplingDefaults | UnsetType]:
+    ) -> tuple[Tokenizer, str, bool, int, bool, SamplingDefaults]:
         """Return the constructor arguments that all answer formats share."""
         params = request.sampling().resolved(self._sampling)
-        sampling = UNSET if request.use_beam_search else params.stated
         logprobs = params.logprobs is not None
-        return self._tokenizer, self._model_id, logprobs, request.num_answers, _includes_usage(request), sampling
+        return self._tokenizer, self._model_id, logprobs, request.num_answers, _includes_usage(request), params.stated
 
     def _job(
         self, request: ChatRequest | CompletionRequest, generations: list[GenerationRequest], shape: AnswerFormat
@@ -209,19 +208,15 @@ class RequestPreprocessor:
 def _generation(
     request: ChatRequest | CompletionRequest, prompt: list[int], tenant: str, draft: list[int]
 ) -> GenerationRequest:
-    params, beam = request.sampling(), None
-    if request.use_beam_search:
-        penalty = 1.0 if request.length_penalty is None else request.length_penalty
-        beam = BeamParams(request.num_candidates, penalty)
-    elif request.num_candidates > request.num_answers:
+    params = request.sampling()
+    if request.num_candidates > request.num_answers:
         params = replace(params, logprobs=params.logprobs or 0)  # needed to rank the answers of `best_of`
     return GenerationRequest(
         new_id("gen"),
         prompt,
         params,
         draft,
-        n=request.num_answers if beam else request.num_candidates,
-        beam=beam,
+        n=request.num_candidates,
         priority=request.priority or 0,
         cache_salt=json.dumps([tenant, request.cache_salt or ""]),
         constraint=request.constraint(),

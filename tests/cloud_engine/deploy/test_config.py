@@ -190,7 +190,7 @@ def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> Non
         assert credentials.node_key() not in repr(options)
     engine = node_options(config, model).engine
     assert (engine.max_num_seqs, engine.device, engine.block_size) == (4, "cuda", 64)
-    assert engine.max_step_ms == MODES["latency"].max_step_ms
+    assert (engine.max_step_ms, engine.max_num_batched_tokens) == (MODES["latency"].max_step_ms, 2048)
 
 
 def test_only_what_would_run_otherwise_gets_another_version(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
-from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.errors import (
     ConfigurationError,
     ContextLengthError,
@@ -165,11 +165,14 @@ def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(make_engine,
     assert other_seed.token_ids != alone.token_ids
 
 
-def test_requests_without_a_seed_differ_but_an_engine_replays(make_engine, make_prompts, ask, run):
-    requests = ask([make_prompts(1)[0]] * 3, temperature=1.0)
-    first, again = (run(make_engine(seed=3), requests) for _ in range(2))
+def test_requests_without_a_seed_differ_on_every_engine_but_each_repeats_itself(make_engine, make_prompts, ask, run):
+    requests, others = (ask([make_prompts(1)[0]] * 3, temperature=2.0) for _ in range(2))
+    first, again, other = (
+        run(make_engine(**config), asked)
+        for config, asked in [({}, requests), ({"num_gpu_blocks_override": 4}, requests), ({}, others)]
+    )
     assert [r.token_ids for r in first] == [r.token_ids for r in again]
-    assert len({tuple(r.token_ids) for r in first}) == 3
+    assert len({tuple(r.token_ids) for r in [*first, *other]}) == 6
 
 
 def test_abort_at_any_moment_frees_everything(make_engine, make_prompts, ask, draft):
@@ -250,12 +253,11 @@ def test_stats_count_what_happened(make_engine, make_prompts, ask):
     assert stats.kv_slots_wasted == 4 * 16 - (3 + 16 + 17)
 
 
-@pytest.mark.parametrize("options", [{"n": 4}, {"n": 2, "beam": BeamParams(3)}], ids=["answers", "beams"])
-def test_a_request_counts_once_however_many_answers_it_has(make_engine, options) -> None:
+def test_a_request_counts_once_however_many_answers_it_has(make_engine) -> None:
     engine = make_engine()
     for name in ("first", "second"):
         params = SamplingParams(temperature=0.0, max_tokens=3)
-        engine.add_request(GenerationRequest(name, list(range(40)), params, **options))
+        engine.add_request(GenerationRequest(name, list(range(40)), params, n=4))
         while engine.has_work:
             engine.step()
     stats = engine.stats()
@@ -286,7 +288,8 @@ def test_one_answer_given_up_counts_with_its_prediction(make_engine, ask, run) -
     (whole,) = run(engine, ask([[5] * 20]))
     (request,) = ask([[5] * 20], drafts=[whole.token_ids[:4]], n=2, max_tokens=9)
     engine.add_request(request)
-    engine.step()
+    for _ in range(2):
+        engine.step()
     engine.abort(request.request_id, 1)
     assert engine.stats().finished_requests == 1
     while engine.has_work:
@@ -355,9 +358,43 @@ def test_answers_of_one_request_share_the_blocks_of_its_prompt(make_engine, ask)
     (request,) = ask([list(range(40))], n=8, temperature=1.0, seed=1, max_tokens=2)
     engine.add_request(request)
     engine.step()
-    assert engine.stats().running == 8
-    assert engine.stats().kv_blocks_used == 3, "two full blocks and a started one, for all eight"
+    assert (engine.stats().running, engine.stats().waiting) == (1, 7), "until the prompt is computed"
     engine.step()
+    stats = engine.stats()
+    assert stats.running == 7, "the first answer has two tokens"
+    assert stats.kv_blocks_used == 2 + 7, "two full blocks, and a started one for each"
+    assert (stats.prompt_tokens, stats.prefix_hit_tokens) == (40, 0)
+    engine.step()
+    assert engine.stats().kv_blocks_used == 0
+
+
+def test_other_answers_wait_until_a_long_prompt_is_computed(make_engine, ask, run) -> None:
+    (request,) = ask([list(range(90))], n=3, temperature=1.0, seed=1, max_tokens=1, prompt_logprobs=0)
+    engine = make_engine(max_num_batched_tokens=20)
+    engine.add_request(request)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+        assert outputs or engine.stats().running == 1
+    assert [(output.index, len(output.prompt_logprobs)) for output in outputs] == [(0, 89), (1, 0), (2, 0)]
+    assert {output.stats.cached_tokens for output in outputs} == {0}
+    assert engine.stats().steps == 5 + 1, "of each other answer only the last ten tokens of the prompt are computed"
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_other_answers_do_not_wait_for_a_dropped_one(make_engine, ask, run, steps) -> None:
+    (request,) = ask([list(range(40))], n=3, temperature=1.0, seed=1, max_tokens=4)
+    _, *others = run(make_engine(), [request])
+    engine = make_engine(max_num_batched_tokens=20)
+    engine.add_request(request)
+    for _ in range(steps):
+        engine.step()
+    engine.abort(request.request_id, 0)
+    answers = {1: [], 2: []}
+    while engine.has_work:
+        for output in engine.step():
+            answers[output.index] += output.token_ids
+    assert list(answers.values()) == [other.token_ids for other in others]
     assert engine.stats().kv_blocks_used == 0
 
 
@@ -470,7 +507,7 @@ def test_a_request_takes_as_many_places_as_answers(make_engine, ask) -> None:
     engine = make_engine(max_num_seqs=4, max_waiting=2)
     assert fill(engine, engine.add_request, ask([[1, 2, 3]] * 9, n=4)) == 3
     engine.step()
-    assert (engine.stats().running, engine.stats().waiting) == (4, 2)
+    assert (engine.stats().running, engine.stats().waiting) == (3, 9)
 
 
 @pytest.mark.parametrize("n", [0, 9])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -11,6 +12,7 @@ import torch
 import transformers
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.execution.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError, ModelLoadError
@@ -58,6 +60,23 @@ def test_target_draft_tokenizer_and_defaults_come_from_the_folders(tmp_path: Pat
         assert (engine.stats().draft_proposed > 0) == (draft is not None)
         texts.append(tokens)
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16", "bfloat16"])
+def test_weights_are_converted_and_a_draft_follows_its_target(tmp_path: Path, dtype: Any) -> None:
+    large, small = write_folder(tmp_path / "large", layers=2), write_folder(tmp_path / "small", layers=1)
+    config = EngineConfig(dtype=dtype, draft_length="fixed")
+    target = ServedModel.from_folder(large, config).weights
+    draft = DraftWeights.from_path(small, target).weights
+    used = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    assert target.embed_tokens.weight.dtype == draft.embed_tokens.weight.dtype == used
+    engine = Engine.from_folder(large, draft=small, config=config)
+    engine.add_request(GenerationRequest("a", engine.tokenizer.encode("hello"), SamplingParams(max_tokens=20)))
+    tokens: list[int] = []
+    while engine.has_work:
+        for output in engine.step():
+            tokens += output.token_ids
+    assert tokens and engine.stats().draft_proposed > 0
 
 
 def test_a_draft_may_be_padded_differently_but_not_speak_another_language(tmp_path: Path) -> None:

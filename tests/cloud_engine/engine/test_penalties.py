@@ -19,7 +19,7 @@ PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_pena
 def test_edits_are_those_of_the_tokens_before(
     make_engine: Any, make_prompts: Any, ask: Any, run: Any, draft: Any, monkeypatch: Any, config: Any, temperature: Any
 ) -> None:
-    """With drafts of a model, by repetition and of predictions, forks, and (where it is tight) preemptions."""
+    """With drafts of all kinds, several answers, and (where it is tight) preemptions."""
     edited: list[tuple[int, int]] = []
     plain = Engine._sampling_row
 

@@ -9,7 +9,7 @@ from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.execution.served_model import ServedModel
 from updraft.cloud_engine.engine.types.outputs import TokenOutput
-from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import PLAIN_SAMPLING, SamplingDefaults, SamplingParams
 from updraft.text.repetition import INTERVAL, SPAN
@@ -122,8 +122,6 @@ def test_the_bound_of_an_answer_that_nobody_bounded(model) -> None:
     engine = engine_of(model, default_max_tokens=20)
     assert ending(engine, asked(logit_bias=())) == (20, "length", "default_max_tokens")
     assert ending(engine, asked(logit_bias=(), max_tokens=30)) == (30, "length", None)
-    beams = GenerationRequest("b", PROMPT, SamplingParams(), n=1, beam=BeamParams(2))
-    assert ending(engine, beams) == (20, "length", "default_max_tokens")
     with pytest.raises(ConfigurationError, match="default_max_tokens"):
         EngineConfig(default_max_tokens=0)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.sampling import SamplingParams
 
 PROBE = GenerationRequest(
@@ -32,7 +32,7 @@ def alone(make_engine: Any, run: Any) -> list[int]:
     max_num_batched_tokens=st.sampled_from([16, 23, 512]),
     enable_prefix_caching=st.booleans(),
     with_draft=st.booleans(),
-    company=st.lists(st.sampled_from(["greedy", "sampled", "same prompt", "three", "beams", "scored"]), max_size=6),
+    company=st.lists(st.sampled_from(["greedy", "sampled", "same prompt", "three", "scored"]), max_size=6),
     before=st.integers(0, 3),
 )
 def test_a_seed_decides_the_tokens(
@@ -79,7 +79,6 @@ def companion(kind: str, index: int, prompt: list[int]) -> GenerationRequest:
         "sampled": GenerationRequest("sampled", prompt, sampled),
         "same prompt": replace(PROBE, request_id="same", params=sampled),
         "three": GenerationRequest("three", prompt, sampled, n=3),
-        "beams": GenerationRequest("beams", prompt[:10], replace(greedy, max_tokens=6), n=2, beam=BeamParams(2)),
         "scored": GenerationRequest("scored", prompt, replace(sampled, prompt_logprobs=2)),
     }
     return replace(requests[kind], request_id=f"{index} {kind}")

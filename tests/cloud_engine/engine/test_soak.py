@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.errors import ContextLengthError, InvalidRequestError, OverloadedError
 from updraft.protocol.sampling import SamplingParams
 
@@ -73,9 +73,6 @@ class Load:
         if kind < 0.1:
             return GenerationRequest(name, prompt, embed=True, **fields)
         length = draw.randint(1, 60)
-        if kind < 0.2:
-            params = SamplingParams(temperature=0.0, max_tokens=length)
-            return GenerationRequest(name, prompt, params, n=1, beam=BeamParams(draw.choice([2, 3])), **fields)
         params = SamplingParams(
             max_tokens=length,
             temperature=draw.choice([0.0, 0.7, 1.0]),

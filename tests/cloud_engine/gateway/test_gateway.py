@@ -164,6 +164,7 @@ def test_bad_requests_and_rows(shared: Running) -> None:
         ({**good, "messages": say("x" * 1_000_000)}, 400, "context_length_exceeded"),
         ({**good, "temperature": -1}, 400, "invalid_value"),
         ({**good, "max_tokens": 0, "stream": True}, 400, "invalid_value"),
+        ({**good, "use_beam_search": True}, 400, "unsupported_parameter"),
         ({**good, "stream_options": {"include_usage": True}}, 400, "invalid_value"),
     ]
     with httpx.Client(base_url=shared.url, headers=shared.headers, timeout=120) as client:

@@ -114,8 +114,6 @@ def test_an_answer_says_how_it_was_sampled_and_why_it_ended(nodes: list[str]) ->
         assert "stop_reason" not in (limited.choices[0].model_extra or {})
         text = client.completions.create(model="tiny", prompt="Hi", max_tokens=3, top_p=0.5)
         assert (text.model_extra or {})["sampling"] == {**own, "top_p": 0.5}
-        beams = client.chat.completions.create(**fields, max_tokens=3, extra_body={"use_beam_search": True}, n=2)
-        assert "sampling" not in (beams.model_extra or {})
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "seed": 7}])

@@ -76,4 +76,8 @@ def test_without_a_file_the_stated_limits_hold(tmp_path: Path) -> None:
     costs, file = StepTimeModel(0.01, 0.002, 1e-4, 1e-7, 1e-8), tmp_path / "costs.json"
     file.write_text(json.dumps({"metrics": costs.figures()}))
     assert limits_from(None, "latency") == MODES["latency"]
+    for mode, tokens in (("latency", 2048), ("balanced", 8192), ("throughput", 8192)):
+        on_gpu = limits_from(None, mode, device="cuda:1")
+        assert (on_gpu.max_num_seqs, on_gpu.max_num_batched_tokens) == (256, tokens)
+    assert limits_from(file, "latency", device="cuda") == measured_limits(costs, "latency")
     assert limits_from(file, "latency") == measured_limits(costs, "latency") != MODES["latency"]

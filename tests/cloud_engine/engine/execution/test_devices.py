@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
-from updraft.cloud_engine.engine.execution.devices import use_device
+from updraft.cloud_engine.engine.execution.devices import allow_tf32, use_device
 from updraft.protocol.errors import ConfigurationError
 
 
@@ -22,6 +24,14 @@ def two_devices(monkeypatch) -> list[int]:
 def test_a_numbered_one_becomes_the_current_one(name: str, current: list[int], two_devices: list[int]) -> None:
     use_device(name)
     assert two_devices == current
+
+
+@pytest.mark.parametrize(("name", "allowed"), [("cpu", False), ("cuda", True), ("cuda:1", True)])
+def test_a_gpu_multiplies_float32_in_tf32(name: str, allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SimpleNamespace(allow_tf32=False)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", settings)
+    allow_tf32(name)
+    assert settings.allow_tf32 == allowed
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:-1", "cuda:one", "cuda:2 ", "CPU", "", "cpu:0"])

@@ -73,17 +73,6 @@ class EverythingIsFound(RuleBasedStateMachine):
         if preempted:
             self.waiting.append(state)
 
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), token=st.integers(0, 1))
-    def fork(self, data: st.DataObject, token: int) -> None:
-        parent = data.draw(st.sampled_from(self.running))
-        child = make_state(parent.token_ids, parent.request.cache_salt)
-        child.num_computed_tokens = parent.num_computed_tokens
-        self.cache.fork(parent, child)
-        child.token_ids.append(token)
-        assert self.cache.grow(child, len(child.token_ids))
-        self.running.append(child)
-
 
 EverythingIsFound.TestCase.settings = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
 TestEverythingIsFound = EverythingIsFound.TestCase

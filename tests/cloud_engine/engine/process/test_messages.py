@@ -22,7 +22,7 @@ from updraft.cloud_engine.engine.types.outputs import (
     TokenLogprob,
     TokenOutput,
 )
-from updraft.cloud_engine.engine.types.request import BeamParams, GenerationRequest
+from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol import errors
 from updraft.protocol.errors import ContextLengthError, InvalidRequestError, UpdraftError
 from updraft.protocol.http.prometheus import Distribution
@@ -73,7 +73,7 @@ REQUESTS = build(
     n=COUNTS,
     priority=st.integers(-(2**63), 2**63 - 1),
     cache_salt=TEXT,
-    beam=st.none() | st.builds(BeamParams, COUNTS, FLOATS),
+    random_seed=st.integers(0, 2**63 - 1),
 )
 TOP = st.lists(st.tuples(COUNTS, FLOATS), max_size=3).map(tuple)
 SCORES = st.lists(st.builds(TokenLogprob, FLOATS, TOP)).map(tuple)

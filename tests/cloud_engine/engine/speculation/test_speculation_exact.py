@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,10 +67,10 @@ def models(make_llama) -> tuple[Decoder, Decoder]:
 def test_pairs_of_tokens_are_drawn_as_often_as_they_should(models: tuple[Decoder, Decoder], temperature: float) -> None:
     target, draft = models
     params = SamplingParams(temperature=temperature, top_p=0.9, top_k=12, max_tokens=3)
-    config = EngineConfig(max_num_seqs=64, max_waiting=SAMPLES, num_speculative_tokens=2, draft_length="fixed", seed=1)
+    config = EngineConfig(max_num_seqs=64, max_waiting=SAMPLES, num_speculative_tokens=2, draft_length="fixed")
     engine = Engine(ServedModel(target), config, draft=DraftWeights(draft))
     for number in range(SAMPLES):
-        engine.add_request(GenerationRequest(str(number), PROMPT, params))
+        engine.add_request(GenerationRequest(str(number), PROMPT, replace(params, seed=number)))
     answers: dict[str, list[int]] = {}
     while engine.has_work:
         for output in engine.step():

@@ -41,6 +41,12 @@ def test_bfloat16_weights_are_upcast_and_both_rope_notations_load(folder: Path, 
     assert model.lm_head.weight.data_ptr() == model.embed_tokens.weight.data_ptr()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_keep_their_type_if_none_is_asked_for(tmp_path: Path, dtype: torch.dtype) -> None:
+    reference_model().to(dtype).save_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in load_model(tmp_path, dtype=None).parameters()} == {dtype}
+
+
 def test_shards_load_like_one_file(folder: Path, tmp_path: Path) -> None:
     reference_model(num_key_value_heads=2, tie_word_embeddings=True).save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2

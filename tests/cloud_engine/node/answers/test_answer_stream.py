@@ -169,8 +169,8 @@ def test_a_stop_string_does_not_change_how_a_prediction_is_counted() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 7], ids=["token by token", "in one step"])
-@pytest.mark.parametrize(("least", "text"), [(0, "ab"), (3, "ab"), (4, "abcab"), (6, "abcab"), (7, "abcabca")])
-def test_before_its_least_tokens_no_stop_string_ends_an_answer(least: int, text: str, cut: int) -> None:
+@pytest.mark.parametrize(("least", "text"), [(0, "ab"), (2, "ab"), (3, "abcab"), (5, "abcab"), (6, "abcabca")])
+def test_within_its_least_tokens_no_stop_string_ends_an_answer(least: int, text: str, cut: int) -> None:
     tokens = [1, 2, 3, 1, 2, 3, 1]
     request = GenerationRequest("r", [0], SamplingParams(stop=("c",), min_tokens=least))
     steps = [tokens[start : start + cut] for start in range(0, len(tokens), cut)]
@@ -178,6 +178,16 @@ def test_before_its_least_tokens_no_stop_string_ends_an_answer(least: int, text:
     assert "".join(piece.text for piece in events) == text
     stopped = [piece.usage.completion_tokens for piece in events if piece.finish_reason == "stop" and piece.usage]
     assert stopped == ([len(text) + 1] if len(text) < len(tokens) else [])
+
+
+@pytest.mark.parametrize("cut", [1, 7], ids=["token by token", "in one step"])
+@pytest.mark.parametrize(("least", "text"), [(1, ""), (2, ""), (3, "abc"), (5, "abc"), (6, "abcabce")])
+def test_a_stop_string_may_begin_before_the_least_tokens_but_ends_after_them(least: int, text: str, cut: int) -> None:
+    """As in vLLM's `update` of its detokenizer."""
+    tokens = [1, 2, 3, 1, 2, 3, 5]
+    request = GenerationRequest("r", [0], SamplingParams(stop=("abc", "abcd"), min_tokens=least))
+    steps = [tokens[start : start + cut] for start in range(0, len(tokens), cut)]
+    assert "".join(piece.text for piece in read(Once(*steps), Letters(), request)) == text
 
 
 def test_an_offset_is_where_the_text_of_a_token_begins() -> None:
@@ -203,7 +213,7 @@ def test_tokens_in_one_event_have_no_pace(steps: list[list[int]], paced: int) ->
 
 
 def test_answers_that_come_whole_have_no_pace() -> None:
-    """Those of a beam search: one after the other, each at once."""
+    """One after the other, each at once."""
     latencies = Latencies()
 
     async def whole() -> AsyncGenerator[Piece]:
