@@ -91,6 +91,12 @@ def test_options_without_an_equivalent_are_hints(client: ollama.Client) -> None:
     assert client.embed("cloud", "a", truncate=True, options={"num_thread": 2}).embeddings
 
 
+def test_no_texts_have_no_embeddings(client: ollama.Client, cloud: FakeCloud) -> None:
+    for texts in ([], ""):
+        assert client.embed("cloud", texts).embeddings == []
+    assert not cloud.requests
+
+
 def test_switches_as_texts(client: ollama.Client) -> None:
     whole = ask(client, "POST", "/api/chat", model="local", messages=HELLO, stream="false", logprobs="False")
     assert whole["message"]["content"] == LOCAL_TEXT and "logprobs" not in whole
