@@ -80,7 +80,10 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ready-file", type=Path)
     parser.add_argument("--exit-with-parent", action="store_true")
+    parser.add_argument("--websockets", action="store_true")
     options = parser.parse_args()
     if options.exit_with_parent:
         exit_with_parent()
-    serve(app, sock=bind_socket("127.0.0.1", options.port), ready_file=options.ready_file, websockets=True)
+    serve(
+        app, sock=bind_socket("127.0.0.1", options.port), ready_file=options.ready_file, websockets=options.websockets
+    )

@@ -175,8 +175,8 @@ def test_a_websocket_lasts_and_has_a_connection_of_its_own(monkeypatch: pytest.M
         assert b"on a new connection" in received
 
 
-def test_the_limit_of_bodies_holds_for_messages_of_websockets(url: str) -> None:
-    with connect(f"ws{url.removeprefix('http')}/chat") as client:
+def test_the_limit_of_bodies_holds_for_messages_of_websockets() -> None:
+    with running("--websockets") as (url, _), connect(f"ws{url.removeprefix('http')}/chat") as client:
         client.send("a" * 1000)
         assert client.recv(timeout=60) == "a" * 1000
         client.send("a" * 1001)

@@ -219,7 +219,7 @@ def test_hints_have_notes_and_no_effect(client: anthropic.Anthropic, cloud: Fake
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "search_result"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"tools": [VENDOR_TOOL], "tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [VENDOR_TOOL, TOOL], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
