@@ -29,7 +29,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 def is_vendor_block(block: Block) -> bool:
     """Return whether a block belongs to a tool or feature of a vendor's servers, so that translations leave it out.
-    That holds for blocks of other types without text, unless they hold media."""
+    Blocks of unknown types count as such if they hold neither text nor media."""
     kind = block.get("type")
     if not isinstance(kind, str) or kind in _KNOWN:
         return False

@@ -41,7 +41,7 @@ def items_of(given: str | Sequence[Item]) -> list[Item]:
 
 def is_vendor_item(item: Item) -> bool:
     """Return whether an item is left out: it belongs to a vendor's tool or conversation, and no model here can read it.
-    That holds for compactions by other servers, and for items of other types without text."""
+    Examples are compactions by other servers, and items of unknown types without text."""
     kind = str(item.get("type") or "message")
     if kind == "compaction":
         return not str(item.get("encrypted_content")).startswith(_COMPACTED)

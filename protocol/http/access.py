@@ -131,14 +131,14 @@ def _key_in(sent: dict[bytes, list[str]]) -> str:
     """Return the request's API key; empty without a key. Authorization has priority over `x-api-key`, since Anthropic's
     clients send both if both of their variables are set. Raises InvalidRequestError for two different keys in one
     header, because servers differ in which of the two they charge."""
-    found = ""
+    api_key = ""
     for name in (b"x-api-key", b"authorization"):
         keys = {_BEARER.sub("", value).strip() for value in sent.get(name, ())} - {""}
         if len(keys) > 1:
             fault = f"The request names two API keys in the header {name.decode()}. Send only one."
             raise InvalidRequestError(fault, param=name.decode(), code="invalid_value")
-        found = next(iter(keys), found)
-    return found
+        api_key = next(iter(keys), api_key)
+    return api_key
 
 
 def key_proof(key: str, url: str) -> str:
