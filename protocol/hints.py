@@ -8,19 +8,36 @@ import msgspec
 
 #: Texts that clients send in place of booleans.
 SWITCHES = {"true": True, "false": False}
-#: Hints that do not exist in OpenAI's chat requests.
-UNKNOWN = ("client_metadata", "context_management", "defer_loading")
 _CACHE = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
 _KEPT = ("user", "service_tier", "safety_identifier", *_CACHE)  # fields of chat requests too, so translations keep them
-_DROPPED = (*UNKNOWN, "metadata")
-#: Hints without effect on an answer. `cache_control` is missing, because it is too common for a note.
-HINTS = (*_DROPPED, *_KEPT)
 #: Fields in which the various APIs send the reasoning effort.
 EFFORTS = ("reasoning_effort", "output_config", "reasoning", "thinking", "think")
+_MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512  # OpenAI's limits of metadata, in pairs and characters
+METADATA_LIMITS = (
+    f"metadata holds at most {_MAX_PAIRS} texts of up to {_MAX_VALUE} characters, with names of up to {_MAX_KEY}"
+)
 _SWITCHED = {"true": "medium", "false": "none"}  # effort by the value of Ollama's `think`
 
 
-class Hints(msgspec.Struct, kw_only=True):
+class UnknownHints(msgspec.Struct, kw_only=True):
+    """Hints that do not exist in OpenAI's chat requests."""
+
+    client_metadata: Any = None
+    context_management: Any = None
+    defer_loading: Any = None
+    diagnostics: Any = None
+    inference_geo: Any = None
+    background_options: Any = None
+    max_tool_calls: Any = None
+
+
+UNKNOWN = UnknownHints.__struct_fields__
+_DROPPED = (*UNKNOWN, "metadata")
+#: Hints without effect on an answer. `cache_control` is missing, because it is too common for a note.
+HINTS = (*_DROPPED, *_KEPT)
+
+
+class Hints(UnknownHints, kw_only=True):
     """Fields that every request accepts. Subclasses narrow the types of the fields that have an effect."""
 
     reasoning_effort: Any = None
@@ -31,14 +48,11 @@ class Hints(msgspec.Struct, kw_only=True):
     user: Any = None
     safety_identifier: Any = None
     metadata: Any = None
-    client_metadata: Any = None
     service_tier: Any = None
     prompt_cache_key: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     cache_control: Any = None
-    context_management: Any = None
-    defer_loading: Any = None
 
     @property
     def effort(self) -> tuple[str | None, str]:
@@ -59,6 +73,19 @@ class Hints(msgspec.Struct, kw_only=True):
     def dropped(self, *used: str) -> list[str]:
         """Return notes for the answer on the hints that are dropped, except the fields in `used`."""
         return [f"{name}: no effect" for name in _DROPPED if getattr(self, name) is not None and name not in used]
+
+
+def storable(metadata: Any) -> dict[str, str]:
+    """Return the pairs of `metadata` that OpenAI's limits allow to store."""
+    pairs = [(name, value) for name, value in object_of(metadata).items() if isinstance(value, str)]
+    return dict(
+        [(name, value) for name, value in pairs if len(name) <= _MAX_KEY and len(value) <= _MAX_VALUE][:_MAX_PAIRS]
+    )
+
+
+def metadata_notes(metadata: Any) -> tuple[str, ...]:
+    """Return a note if `storable` leaves out a part of `metadata`."""
+    return () if metadata in (None, storable(metadata)) else (f"metadata: kept in part, {METADATA_LIMITS}",)
 
 
 def object_of(value: Any) -> dict[str, Any]:

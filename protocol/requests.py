@@ -227,8 +227,6 @@ class ChatRequest(_CommonFields, kw_only=True):
     modalities: list[str] | None = None
     store: bool | None = None
     verbosity: str | None = None
-    reasoning_effort: str | None = None
-    metadata: dict[str, str] | None = None
 
     def sampling(self) -> SamplingParams:
         if self.logprobs is not True and self.top_logprobs is not None:
@@ -289,7 +287,7 @@ def read_chat(fields: Mapping[str, Any]) -> ChatRequest:
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=request.continue_final_message,
     )
-    check_tools(request.tools, request.tool_choice, request.parallel_tool_calls)
+    check_tools(request.tools or (), request.tool_choice)
     _check_template_options(options)
     if request.tool_use is not None and (given := request.constraint()) and given.kind in ("lark", "gbnf"):
         raise UnsupportedFeatureError(

@@ -20,7 +20,7 @@ MAX_DEPTH = 64
 #: Fields of tools that have no effect here. Cache hints are so common that they get no note.
 TOOL_HINTS = ("allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "input_examples")
 _TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
-_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 ConstraintKind = Literal["json_schema", "regex", "choice", "lark", "gbnf"]
 #: Kinds of constraints by the field of `structured_outputs`.
 _KINDS: dict[str, ConstraintKind] = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "lark"}
@@ -161,9 +161,11 @@ def outputs_constraint(wanted: StructuredOutputs) -> Constraint:
 
 
 def function_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a chat request whose tools are only the functions that the answer may call. A `tool_choice` of type
-    `allowed_tools` becomes its mode, `auto` or `required`. Raises InvalidRequestError if no function can be chosen."""
-    tools, choice = fields.get("tools"), fields.get("tool_choice")
+    """Return a chat request whose tools are only the functions that the answer may call; without functions, the fields
+    of tools are left out. A `tool_choice` of type `allowed_tools` becomes its mode, `auto` or `required`. Raises
+    InvalidRequestError if no function can be chosen."""
+    tools: Any = fields.get("tools") or []
+    choice = fields.get("tool_choice")
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in cast("list[Any]", tools)):
         return fields
     given = cast("list[dict[str, Any]]", tools)
@@ -174,7 +176,7 @@ def function_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
             kept, choice = _allowed(chosen, kept)
         elif (chosen.get("type") or "function") != "function":
             raise no_such_tool(chosen.get("type"))
-    if kept or not given:
+    if kept:
         return {**fields, "tools": kept, "tool_choice": choice}
     if choice not in (None, "auto", "none"):
         raise invalid_value("tool_choice", "there are no functions to choose from: give tools of type function")
@@ -184,6 +186,13 @@ def function_tools(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 def _without_hints(tool: dict[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in tool.items() if name not in TOOL_HINTS}
     return {**plain, "function": _without_hints(plain["function"])} if _name_of(plain) else plain
+
+
+def check_functions(tools: Any) -> None:
+    """Raise InvalidRequestError, naming the tool, for a tool of type function without a function and its name."""
+    for index, tool in enumerate(cast("list[Any]", tools) if isinstance(tools, list) else ()):
+        if (member(tool, "type") or "function") == "function" and not isinstance(_name_of(tool), str):
+            raise invalid_value(f"tools[{index}]", "a tool of type function needs the object `function` with a name")
 
 
 def _allowed(choice: dict[str, Any], tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
@@ -233,22 +242,15 @@ def _name_of(tool: Any) -> Any:
     return member(member(tool, "function"), "name")
 
 
-def check_tools(tools: list[Tool] | None, choice: ToolChoice | None, parallel: bool | None) -> None:
-    """Check tools, `tool_choice` and `parallel_tool_calls` against each other. Raises InvalidRequestError."""
-    if tools is None:
-        if choice is not None and choice != "none":
-            fault = "there are no tools to choose from: give tools, or leave tool_choice out"
-            raise invalid_value("tool_choice", fault)
-        if parallel is not None:
-            raise invalid_value("parallel_tool_calls", "there are no tools to call: give tools, or leave the field out")
-        return
-    if not 1 <= len(tools) <= MAX_TOOLS:
-        raise invalid_value("tools", f"give 1 to {MAX_TOOLS} tools, got {len(tools)}")
+def check_tools(tools: Sequence[Tool], choice: ToolChoice | None = None) -> None:
+    """Check tools and `tool_choice` against each other. Raises InvalidRequestError."""
+    if len(tools) > MAX_TOOLS:
+        raise invalid_value("tools", f"give at most {MAX_TOOLS} tools, got {len(tools)}")
     if any(depth_of(tool.function.parameters) > MAX_DEPTH for tool in tools):
         raise invalid_value("tools", f"a function's parameters are nested deeper than {MAX_DEPTH} levels")
     names = [tool.function.name for tool in tools]
     for name in itertools.filterfalse(_TOOL_NAME.fullmatch, names):
-        fault = f"a function's name must be 1 to 64 letters, digits, '_', '-' or '.', got {name[:100]!r}"
+        fault = f"a function's name must be 1 to 128 letters, digits, '_', '-' or '.', got {name[:100]!r}"
         raise invalid_value("tools", fault)
     if len(set(names)) < len(names):
         raise invalid_value("tools", "two functions have the same name")

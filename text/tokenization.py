@@ -87,7 +87,7 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
         )
     elif request.tools is not None:
         raise InvalidRequestError("tools need messages: leave tools out.", param="tools", code="invalid_value")
-    check_tools(request.tools, None, None)
+    check_tools(request.tools or ())
     return request
 
 

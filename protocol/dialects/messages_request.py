@@ -13,11 +13,13 @@ from ..errors import UnsupportedFeatureError, invalid_value
 from ..hints import Hints
 from ..http.lenient_json import object_of, objects_of, tables
 from ..structured import TOOL_HINTS, tool_notes
-from .chat_chunks import content_of, message_of
+from .chat_chunks import content_of, message_of, text_of
 
 Block = dict[str, Any]
-#: Types of content blocks that belong to tools run by a vendor's servers, such as Anthropic's web search.
-_VENDOR = re.compile(r"server_tool_use|mcp_tool_use|\w+_tool_result|container_upload|tool_reference|compaction")
+_KNOWN = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document")
+#: Types of blocks whose text only a vendor's servers can use, such as results of Anthropic's web search.
+_VENDOR = re.compile(r"\w+_tool_result|compaction")
+_MEDIA = re.compile(r"image|audio|video|file")  # in types of blocks that hold content other than text
 #: Fields with the same name in chat requests.
 _SAME = ("model", "temperature", "top_p", "top_k", "updraft")
 _TOOL_FIELDS = ("type", "name", "description", "input_schema", "strict", *TOOL_HINTS)
@@ -26,8 +28,12 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def is_vendor_block(block: Block) -> bool:
-    """Return whether a block belongs to a tool run by a vendor's servers. Translations leave such blocks out."""
-    return _VENDOR.fullmatch(str(block.get("type"))) is not None
+    """Return whether a block belongs to a tool or feature of a vendor's servers, so that translations leave it out.
+    Blocks of unknown types count as such if they hold neither text nor media."""
+    kind = block.get("type")
+    if not isinstance(kind, str) or kind in _KNOWN:
+        return False
+    return bool(_VENDOR.fullmatch(kind)) or not (text_of(block.get("content")) or _MEDIA.search(kind))
 
 
 def messages_of(messages: Sequence[Block], system: str | list[Block] | None) -> list[Block]:
@@ -93,7 +99,9 @@ def _assistant(blocks: list[Block], param: str) -> Block:
         elif kind == "tool_use":
             deltas.append({"tool_calls": [_call(block, place)]})
         elif not is_vendor_block(block):
-            raise _foreign(kind, place)
+            if (part := _part(block, place))["type"] != "text":
+                raise _foreign(kind, place)
+            deltas.append({"content": part["text"]})
     said = message_of(deltas)
     return {**said, "content": said["content"] or (None if "tool_calls" in said else "")}
 
@@ -120,9 +128,11 @@ def _part(block: Block, param: str) -> Block:
         return {"type": "image_url", "image_url": {"url": _text(source, "url", f"{param}.source")}}
     if shape == ("image", "base64"):
         return {"type": "image_url", "image_url": {"url": _data_url(source, f"{param}.source")}}
+    heading = [text for name in ("title", "context", "source") if isinstance(text := block.get(name), str)]
     if shape == ("document", "text"):
-        heading = [text for text in (block.get("title"), block.get("context")) if isinstance(text, str)]
         return {"type": "text", "text": "\n".join([*heading, _text(source, "data", f"{param}.source")])}
+    if kind not in _KNOWN and (text := text_of(block.get("content"))):
+        return {"type": "text", "text": "\n".join([*heading, text])}
     if shape == ("document", "base64"):
         name = block.get("title") or "document.pdf"
         return {"type": "file", "file": {"filename": name, "file_data": _data_url(source, f"{param}.source")}}

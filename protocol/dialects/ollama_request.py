@@ -26,7 +26,6 @@ _OPTIONS = {
     "repeat_penalty": "repetition_penalty",
     "num_predict": "max_completion_tokens",
 }
-_EFFORTS = ("low", "medium", "high", "max")  # values of `think` besides true and false
 #: Media types of images by the start of their Base64 text, which encodes the format's magic bytes.
 _PICTURES = {"iVBOR": "image/png", "/9j/": "image/jpeg", "R0lG": "image/gif", "UklGR": "image/webp"}
 _PROMPT_TOKENS = 1024  # limit of the answer to a bare prompt without `num_predict`, since completions default to 16
@@ -68,7 +67,6 @@ class _ChatOptions(_ModelRequest, kw_only=True):
     stream: bool = True
     # Output format: "json", or a JSON schema.
     format: str | dict[str, Any] = ""
-    think: bool | str | None = None
     logprobs: bool = False
     top_logprobs: int | None = None
     shift: bool = False
@@ -175,7 +173,7 @@ def read_ollama_request(fields: dict[str, Any], kind: type[R]) -> R:
 def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
     """Translate to a chat request, or to a text completion if the prompt is bare. Raises InvalidRequestError."""
     body: dict[str, Any] = {"model": model_name(request.model), **_options(request), **request.kept()}
-    if (effort := _effort(request)) is not None:
+    if str(request.think).lower() != "true" and (effort := request.effort[0]) is not None:
         body["reasoning_effort"] = effort
     if request.format not in ("", "json") and not isinstance(request.format, dict):
         raise invalid_value("format", 'the format must be "json" or a JSON schema')
@@ -220,16 +218,6 @@ def _options(request: _ChatOptions) -> dict[str, Any]:
     if isinstance(limit, int | float) and limit < 1:
         del given["max_completion_tokens"]
     return given
-
-
-def _effort(request: _ChatOptions) -> str | None:
-    """Return the reasoning effort; None for the model's default. Raises InvalidRequestError."""
-    if request.think is None:
-        return request.effort[0]
-    effort = {"true": None, "false": "none"}.get(str(request.think).lower(), request.think)
-    if effort not in (None, "none", *_EFFORTS):
-        raise invalid_value("think", f"the value must be true, false or one of {', '.join(_EFFORTS)}")
-    return effort
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from ..decoding import read_object
 from ..errors import UpstreamError, invalid_value
+from ..hints import storable
 from ..http.lenient_json import json_of, object_of, objects_of
 from .chat_chunks import (
     PAUSED,
@@ -42,7 +43,7 @@ _WHOLE = {
 }
 _ECHOED = (
     "instructions", "previous_response_id", "background", "max_output_tokens", "max_tool_calls", "tool_choice",
-    "metadata", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 )  # fmt: skip
 #: Default values of fields that OpenAI always reports.
 _DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_logprobs": 0}
@@ -70,11 +71,12 @@ def begun_response(request: ResponsesRequest, *, stored: bool) -> dict[str, Any]
         "usage": None,
         **{name: getattr(request, name) for name in _ECHOED},
         **{name: value if (given := getattr(request, name)) is None else given for name, value in _DEFAULTS.items()},
+        "metadata": storable(request.metadata),
         "service_tier": "default",
         "tools": [{**_NO_DETAILS, **tool} if tool.get("type") == "function" else tool for tool in request.tools],
         "conversation": None if request.conversation_id is None else {"id": request.conversation_id},
         "parallel_tool_calls": request.parallel_tool_calls is not False,
-        "reasoning": {"effort": None, "summary": None, **msgspec.to_builtins(request.reasoning or {})},
+        "reasoning": {"effort": None, "summary": None, **object_of(request.reasoning)},
         "store": stored,
         "text": {"format": request.text.format, "verbosity": request.text.verbosity or "medium"},
         "truncation": "disabled",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-import re
 import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from ..errors import UnsupportedFeatureError, invalid_value
 from ..http.lenient_json import json_bytes, json_of, objects_of, tables
-from .chat_chunks import blocks_of, content_of, message_of
+from .chat_chunks import blocks_of, content_of, message_of, text_of
 
 Item = dict[str, Any]
 _PREFIXES = {
@@ -25,10 +24,6 @@ _PREFIXES = {
 #: Fields of calls and their outputs that must be strings.
 _CALL_FIELDS = {"function_call": ("call_id", "name", "arguments"), "custom_tool_call": ("call_id", "name", "input")}
 _COMPACTED = "updraft-1."  # start of the content of compaction items that this server can read
-#: Types of items of built-in tools, remote MCP servers and compacted conversations.
-_VENDOR = re.compile(
-    r"(?!function_|custom_tool_).+_(call|call_output|list_tools|approval_request|approval_response)|compaction.*"
-)
 _ROLES = ("user", "assistant", "system", "developer")
 
 
@@ -45,10 +40,13 @@ def items_of(given: str | Sequence[Item]) -> list[Item]:
 
 
 def is_vendor_item(item: Item) -> bool:
-    """Return whether an item belongs to a tool that only a vendor's servers run, or to its conversation."""
-    if item.get("type") == "compaction" and str(item.get("encrypted_content")).startswith(_COMPACTED):
-        return False
-    return _VENDOR.fullmatch(str(item.get("type"))) is not None
+    """Return whether an item is left out: it belongs to a vendor's tool or conversation, and no model here can read it.
+    Examples are compactions by other servers, and items of unknown types without text."""
+    kind = str(item.get("type") or "message")
+    if kind == "compaction":
+        return not str(item.get("encrypted_content")).startswith(_COMPACTED)
+    is_read = kind in (*_PREFIXES, "item_reference") or kind.startswith("input_")
+    return not is_read and not text_of(item.get("content"))
 
 
 def compaction_of(items: Sequence[Item]) -> Item:
@@ -89,6 +87,8 @@ def _full(item: Item, param: str) -> Item:
         if not isinstance(item.get("id"), str):
             raise invalid_value(f"{param}.id", "a reference needs the id of an item")
         return {"type": kind, "id": item["id"]}
+    if kind not in _PREFIXES and (text := text_of(item.get("content"))):
+        item, kind = {"role": item.get("role", "user"), "content": text}, "message"
     if kind not in _PREFIXES:
         fault = f"{param}: items of type {kind[:100]!r} are not supported by this server: leave them out."
         raise UnsupportedFeatureError(fault, param=param)

@@ -9,8 +9,9 @@ import msgspec
 
 from ..decoding import convert, prepare_types, unsupported
 from ..errors import invalid_value
-from ..hints import Hints
+from ..hints import METADATA_LIMITS, Hints, metadata_notes, object_of
 from ..http.lenient_json import objects_of
+from ..requests import StreamOptions
 from ..structured import TOOL_HINTS, no_such_tool, tool_notes
 from .responses_items import Item, is_vendor_item, messages_of
 
@@ -30,31 +31,13 @@ _INCLUDABLE = (
 _SAME = (
     "model", "temperature", "top_p", "top_k", "parallel_tool_calls", "presence_penalty", "frequency_penalty", "updraft",
 )  # fmt: skip
-#: Fields that have no effect here.
-_HINTS = ("background_options", "max_tool_calls")
-_MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
-
-
-class Reasoning(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Reasoning options. The summary options have no effect, since reasoning is returned in full, not summarized."""
-
-    effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
-    # Only the default is accepted, as for `mode`, because the model decides how much it reasons and what it sees.
-    context: Literal["auto"] | None = None
-    mode: Literal["standard"] | None = None
+#: Values of options of `reasoning` that need no note. Reasoning is always returned in full, not summarized.
+_USUAL = (None, "auto", "standard")
 
 
 class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
     format: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "text"})
     verbosity: str | None = None
-
-
-class ResponsesStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """Stream options. `include_obfuscation` is accepted, but events are not padded."""
-
-    include_obfuscation: bool = False
 
 
 class ResponsesRequest(Hints, forbid_unknown_fields=True, kw_only=True):
@@ -67,19 +50,14 @@ class ResponsesRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     # Stored conversation, by ID or as an object with an `id`, which the input and the answer are added to.
     conversation: str | dict[str, Any] | None = None
     stream: bool = False
-    stream_options: ResponsesStreamOptions | None = None
+    # Have no effect: events always report usage and are not padded.
+    stream_options: StreamOptions | None = None
     # Whether to store the response; None: the server's setting.
     store: bool | None = None
     background: bool = False
     # Whether to answer. False only makes the input known to the next request of a WebSocket.
     generate: bool = True
-    # Hints without effect. Background responses start as soon as possible.
-    background_options: dict[str, Any] | None = None
-    # Entries of type "compaction" have an effect on servers that compact; others are hints.
-    context_management: Any = None
     max_output_tokens: int | None = None
-    # Limit on calls of built-in tools. Has no effect, because there are no built-in tools.
-    max_tool_calls: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -91,10 +69,8 @@ class ResponsesRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool | None = None
     text: TextOptions = msgspec.field(default_factory=TextOptions)
-    reasoning: Reasoning | None = None
     # Accepted but without effect, because a conversation that is too long is always an error.
     truncation: Literal["auto", "disabled"] = "disabled"
-    metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     # Updraft's router options.
     updraft: dict[str, Any] | None = None
 
@@ -104,7 +80,8 @@ class ResponsesRequest(Hints, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def compact_threshold(self) -> int | None:
-        """Number of prompt tokens from which the conversation is compacted. None: never."""
+        """Number of prompt tokens from which the conversation is compacted. None: never. Other entries than those of
+        type `compaction` are hints."""
         entries = [each for each in objects_of(self.context_management) if each.get("type") == "compaction"]
         threshold = entries[0].get("compact_threshold") if entries else None
         return threshold if isinstance(threshold, int) and threshold > 0 else None
@@ -120,12 +97,12 @@ class ResponsesRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     def hints(self) -> tuple[str, ...]:
         """Notes on the parts of the request that have no effect."""
         used = ("metadata",) if self.compact_threshold is None else ("metadata", "context_management")
-        notes = [*self.dropped(*used), *(f"{name}: no effect" for name in _HINTS if getattr(self, name) is not None)]
-        if self.reasoning is not None and self.reasoning.summary not in (None, "auto"):
-            notes.append("reasoning.summary: no effect, reasoning is returned in full")
+        notes = [*self.dropped(*used), *metadata_notes(self.metadata)]
+        options = object_of(self.reasoning).items()
+        notes += [f"reasoning.{name}: no effect" for name, value in options if name != "effort" and value not in _USUAL]
         notes += tool_notes(self.tools)
-        given = self.input if isinstance(self.input, list) else ()
-        kinds = ((index, str(item.get("type"))[:100]) for index, item in enumerate(given) if is_vendor_item(item))
+        items = self.input if isinstance(self.input, list) else ()
+        kinds = ((index, str(item.get("type"))[:100]) for index, item in enumerate(items) if is_vendor_item(item))
         return (*notes, *(f"input[{index}]: left out, {kind} items belong to a vendor's tool" for index, kind in kinds))
 
 
@@ -135,6 +112,7 @@ prepare_types(ResponsesRequest)
 def read_responses_request(fields: Mapping[str, Any]) -> ResponsesRequest:
     """Check a decoded request. Raises InvalidRequestError or UnsupportedFeatureError."""
     request = convert(fields, ResponsesRequest)
+    request.metadata = fields.get("metadata")  # with its nulls, for the note
     if request.stream_options is not None and not request.stream:
         raise invalid_value("stream_options", "needs stream=true")
     for name in request.include or ():
@@ -142,16 +120,13 @@ def read_responses_request(fields: Mapping[str, Any]) -> ResponsesRequest:
             raise invalid_value("include", f"supported values are {', '.join(_INCLUDABLE)}, got {name[:100]!r}")
     if request.max_output_tokens is not None and request.max_output_tokens < 1:
         raise invalid_value("max_output_tokens", f"the limit must be at least 1, got {request.max_output_tokens}")
-    check_metadata(request.metadata)
     return request
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Check metadata against OpenAI's limits. Raises InvalidRequestError."""
-    if len(metadata) > _MAX_PAIRS:
-        raise invalid_value("metadata", f"at most {_MAX_PAIRS} pairs are allowed, got {len(metadata)}")
-    if any(len(key) > _MAX_KEY or len(value) > _MAX_VALUE for key, value in metadata.items()):
-        raise invalid_value("metadata", f"keys must have at most {_MAX_KEY} characters and values at most {_MAX_VALUE}")
+    """Check the metadata of an object to store against OpenAI's limits. Raises InvalidRequestError."""
+    if metadata_notes(metadata):
+        raise invalid_value("metadata", METADATA_LIMITS)
 
 
 def chat_body(request: ResponsesRequest, items: Sequence[Item]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ PEER = "updraft.peer"
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\s:/@\\\[\]]+))(?::[0-9]*)?")
 #: An origin such as `https://app.example`. For schemes other than http(s), `app://` or `app://*` means all origins.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/@\\*]+|(?!https?:)[a-z][a-z0-9+.-]*://\*?")
+_BEARER = re.compile(r"\Abearer ", re.IGNORECASE)
 _MOST = 10_000
 _RESERVED = 128  # descriptors for files, databases and libraries
 
@@ -100,7 +101,7 @@ class Access:
                     f"Web pages of {origin[:100]!r} may not use this server: "
                     "to allow them, set allowed_origins (--allowed-origins)."
                 )
-        _check_one_key(sent)
+        key = _key_in(sent)
         if scope["path"] in self.public_paths:
             return
         if self.own_user and (peer := scope.get("state", {}).get(PEER)) is not None and peer.is_other_user:
@@ -108,10 +109,8 @@ class Access:
                 f"This server has no API key, so it serves only the user who started it: {self.own_user}.",
                 code="other_user",
             )
-        if self.api_key is not None:
-            key = (sent.get(b"authorization") or sent.get(b"x-api-key") or [""])[0].removeprefix("Bearer ")
-            if not hmac.compare_digest(key.encode("latin-1"), self.api_key.encode()):
-                raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
+        if self.api_key is not None and not hmac.compare_digest(key.encode("latin-1"), self.api_key.encode()):
+            raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 
     def _is_own_host(self, host: str, address: str) -> bool:
         """Return whether `host` names this server or is the socket's `address`, which DNS rebinding cannot fake."""
@@ -128,12 +127,18 @@ class Access:
         return scheme in ("http", "https") and (is_loopback(_host_of(authority)) or authority in hosts)
 
 
-def _check_one_key(sent: dict[bytes, list[str]]) -> None:
-    """Refuse a request with two different API keys, because servers differ in which of two keys they charge."""
-    keys = {key.partition(" ")[2].strip() if " " in key else key for key in sent.get(b"authorization", ())}
-    if len({*keys, *sent.get(b"x-api-key", ())} - {""}) > 1:
-        fault = "The request names two API keys, in Authorization or x-api-key. Send only one."
-        raise InvalidRequestError(fault, param="authorization", code="invalid_value")
+def _key_in(sent: dict[bytes, list[str]]) -> str:
+    """Return the request's API key; empty without a key. Authorization has priority over `x-api-key`, since Anthropic's
+    clients send both if both of their variables are set. Raises InvalidRequestError for two different keys in one
+    header, because servers differ in which of the two they charge."""
+    api_key = ""
+    for name in (b"x-api-key", b"authorization"):
+        keys = {_BEARER.sub("", value).strip() for value in sent.get(name, ())} - {""}
+        if len(keys) > 1:
+            fault = f"The request names two API keys in the header {name.decode()}. Send only one."
+            raise InvalidRequestError(fault, param=name.decode(), code="invalid_value")
+        api_key = next(iter(keys), api_key)
+    return api_key
 
 
 def key_proof(key: str, url: str) -> str:

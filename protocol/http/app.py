@@ -79,10 +79,12 @@ def create_app(
     app = HttpApp(title=title, lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.state.traffic = Traffic()
+    app.state.max_body_bytes = max_body_bytes
     limits = BodyLimits(max_body_bytes, max_upload_bytes or {}, BodyMemory())
     app.layers.append(Middleware(_OuterMiddleware, access=access, limits=limits, traffic=app.state.traffic))
     if access.allowed_origins:
         every: dict[str, Any] = {name: ["*"] for name in ("allow_methods", "allow_headers", "expose_headers")}
+        every["allow_private_network"] = True  # browsers ask before a page may use a server on loopback
         app.layers.append(Middleware(CORSMiddleware, allow_origin_regex=access.origin_pattern, **every))
     app.user_middleware += app.layers
     return app

@@ -23,7 +23,8 @@ HOP_BY_HOP = re.compile(
     r"accept(-.+)?|access-control-.+|api-key|authorization|cache-control|cdn-.+|cf-.+|connection|content-.+|cookie2?|date"
     r"|dnt|expect|forwarded|from|host|http2-settings|if-.+|keep-alive|max-forwards|origin|pragma|priority|proxy-.+"
     r"|purpose|range|referer|sec-.+|te|trailer|transfer-encoding|true-client-ip|upgrade(-.+)?|user-agent|via|warning"
-    r"|x-(amzn?|api-key|client-ip|cluster|envoy|forwarded|original|real-ip|request-id|stainless|updraft)(-.+)?"
+    r"|x-(amzn?|api-key|client-ip|cluster|envoy|forwarded|http-method-override|original|real-ip|request-id|stainless"
+    r"|updraft)(-.+)?"
 )
 # Forwarded headers that identify a request or its trace. They differ even between equal requests.
 _TRACING = re.compile(
@@ -93,13 +94,17 @@ def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None =
     Raises UnsupportedFeatureError naming a query parameter that may hold a credential."""
     passed: dict[str, str] = {}
     dropped: list[str] = []
-    for name, value in ((raw.lower(), value) for raw, value in headers.items()):
+    sent = {name.lower(): value for name, value in headers.items()}
+    for name, value in sent.items():
         if _is_hop_by_hop(name):
             continue
         if FORWARDED.fullmatch(name) and not may_open(name):
             passed[name] = value
         else:
             dropped.append(name)
+    key, second_key = sent.get("authorization", "").split()[-1:], sent.get("x-api-key")
+    if key and second_key and key != [second_key]:
+        dropped.append("x-api-key")  # Authorization has priority
     for name, _ in parse_qsl(query, keep_blank_values=True) if query else ():
         if may_open(name.lower()):
             raise UnsupportedFeatureError(

@@ -33,7 +33,6 @@ from .tls import Certificate, Handshake, TlsFiles
 DRAIN_S = 10.0
 """Default time for requests in flight to finish after SIGTERM or SIGINT, in seconds."""
 
-WEBSOCKET_MESSAGE_BYTES = 8 * 2**20  # same limit as for request bodies
 _ACCEPTED = 32  # maximum connections accepted per loop iteration; `ConnectionLimits` counts them two iterations later
 _BACKLOG = 1024
 _SHUTDOWN_S = 5.0  # time from the end of the drain to SIGKILL
@@ -82,7 +81,7 @@ def serve(  # noqa: PLR0913
         plain,
         http=http,
         ws="websockets-sansio" if websockets else "none",
-        ws_max_size=WEBSOCKET_MESSAGE_BYTES,
+        ws_max_size=app.state.max_body_bytes,
         ws_per_message_deflate=False,  # prevents decompression bombs
         loop="asyncio",  # never uvloop, even if another package has installed it (decision 063)
         log_config=None,

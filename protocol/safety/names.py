@@ -12,7 +12,6 @@ from ..hints import object_of
 MAX_NAME = 256  # maximum characters of a model's or tool's name
 _MAX_SHOWN = 100  # maximum characters of a field's name in an error
 _MAX_LABEL = 1024  # maximum characters of a caller's or request's identifier
-_MAX_VALUE, _MAX_PAIRS = 4096, 128  # metadata: maximum characters per value, and maximum pairs
 _BOUNDS = {
     **dict.fromkeys(("model", "reasoning_effort", "service_tier", "verbosity", "prompt_cache_retention"), MAX_NAME),
     **dict.fromkeys(("user", "cache_salt", "safety_identifier", "prompt_cache_key"), _MAX_LABEL),
@@ -47,12 +46,6 @@ def check_names(fields: Mapping[str, Any]) -> None:
     """Check the lengths of names. Skips values of a wrong type, which decoding reports. Raises InvalidRequestError."""
     for field, most in _BOUNDS.items():
         _check(field, fields.get(field), most)
-    pairs = object_of(fields.get("metadata"))
-    if len(pairs) > _MAX_PAIRS:
-        raise invalid_field("metadata", f"metadata has {len(pairs)} pairs, at most {_MAX_PAIRS} are allowed")
-    for name, value in pairs.items():
-        _check("metadata", name, MAX_NAME)
-        _check("metadata", value, _MAX_VALUE)
     tools: Any = fields.get("tools")
     named = [("tool_choice", fields.get("tool_choice"))]
     if isinstance(tools, list):

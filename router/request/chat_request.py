@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ...accounting.token_estimate import LENGTH_FIELDS, NESTED, THINKING
 from ...protocol.decoding import convert, read_object, read_switches
 from ...protocol.dialects.chat_chunks import restored
-from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError, invalid_value
+from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, WrongTypeError, invalid_field
 from ...protocol.hints import UNKNOWN
 from ...protocol.http.forwarding import NOTHING, Forwarding, forwarded
 from ...protocol.http.lenient_json import object_of, table, tables
@@ -27,7 +27,7 @@ from ...protocol.requests import (
     read_chat,
 )
 from ...protocol.safety.names import check_names, check_spelling
-from ...protocol.structured import ignored
+from ...protocol.structured import check_functions, ignored
 from ...protocol.turns import whole_turns
 
 #: Smallest values that any engine accepts. `_UNBOUNDED` has smaller values that some engines read as "no limit".
@@ -196,7 +196,7 @@ def take_options(body: dict[str, Any]) -> UpdraftOptions:
     if raw is None:
         return UpdraftOptions()
     if (given := table(raw)) is None:
-        raise invalid_value("updraft", "the value must be an object")
+        raise invalid_field("updraft", "updraft: the value must be an object.")
     try:
         options = convert(given, UpdraftOptions)
     except InvalidRequestError as error:
@@ -223,17 +223,18 @@ def _check_frame(body: dict[str, Any]) -> None:
     all other fields. Raises InvalidRequestError."""
     messages = tables(body.get("messages"))
     if messages is None or not all(isinstance(message.get("role"), str) for message in messages):
-        raise _invalid("messages", "messages must be a list of objects, each with a role")
+        raise invalid_field("messages", "messages must be a list of objects, each with a role.")
     if not messages:
-        raise _invalid("messages", "messages must have at least one message")
+        raise invalid_field("messages", "messages must have at least one message.")
     check_message_count(len(messages))
     if not isinstance(body.get("stream"), bool | None):
-        raise _invalid("stream", "stream must be true or false")
+        raise invalid_field("stream", "stream must be true or false.")
     check_stream_options(body)
+    check_functions(body.get("tools"))
     for param, least in _MINIMA.items():
         value: Any = body.get(param)
         if isinstance(value, int | float) and value < least and value not in _UNBOUNDED.get(param, ()):
-            raise _invalid(param, f"{param} must be at least {least}")
+            raise invalid_field(param, f"{param} must be at least {least}.")
 
 
 def check_stream_options(body: dict[str, Any]) -> None:
@@ -241,13 +242,9 @@ def check_stream_options(body: dict[str, Any]) -> None:
     if body.get("stream_options") is None:
         return
     if table(body["stream_options"]) is None:
-        raise _invalid("stream_options", "stream_options must be an object")
+        raise invalid_field("stream_options", "stream_options must be an object.")
     if body.get("stream") is not True:
-        raise _invalid("stream_options", "stream_options is only allowed with stream=true")
-
-
-def _invalid(param: str, fault: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{fault}.", param=param, code="invalid_value")
+        raise invalid_field("stream_options", "stream_options is only allowed with stream=true.")
 
 
 def _device_request(body: dict[str, Any]) -> tuple[ChatRequest | None, InvalidRequestError | None]:

@@ -18,12 +18,14 @@ from ...protocol.dialects.chat_chunks import without_order
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...protocol.http.forwarding import NOTHING, Forwarding, NativeRequest, header_bytes
 from ...protocol.http.lenient_json import object_of
+from ...protocol.safety.bounded_cache import BoundedCache
 from ...protocol.structured import ignored
 from .answer_shapes import ContinuationVerdict, completion_in, embeddings_in, models_in
 from .connection import LOCATION, CloudEndpoint, HttpCloudStream, open_client
 from .failures import CloudCalls, CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
 from .interfaces import ChargedForwarding, CloudContent, Content
 from .providers.provider import ProviderCall, with_query
+from .refused_hints import hint_keys, refused_by, without
 
 log = logging.getLogger("updraft.router")
 
@@ -33,6 +35,7 @@ _RATE_LIMIT = re.compile(r"x-ratelimit-[a-z0-9-]{1,60}:[\x20-\x7e]{1,100}")
 _CONTENT = ("messages", "system", "contents", "systemInstruction", "prompt", "input", "tools", "user")
 _KEY_HEADERS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _MODELS_TIMEOUT_S = 2.0
+_MAX_REFUSED = 1000  # maximum number of refused hints to remember
 _MAX_NAMED = 20  # maximum number of models to list in an error message
 _MODELS_EVERY_S = 60.0  # seconds before a cloud without an Updraft model is asked again for its list of models
 
@@ -54,6 +57,7 @@ class HttpCloudTier:
         self._provider = endpoint.provider
         self._calls = CloudCalls(endpoint.url, endpoint.timeout_s)
         self._drafts_refused = False
+        self._refused_hints = BoundedCache[bytes, bool](_MAX_REFUSED)  # by `hint_keys`
         self._node_models: frozenset[str] = frozenset()
         self._ask_for_models_at = 0.0
         self._models_lock = asyncio.Lock()  # lets concurrent callers share one request for the list of models
@@ -147,19 +151,27 @@ class HttpCloudTier:
         if isinstance(self._client, httpx.AsyncClient):
             await self._client.aclose()
 
-    async def _ask(
+    async def _ask(  # noqa: PLR0913
         self,
         path: str,
         given: dict[str, Any] | Content,
         read: Callable[[httpx.Response], Awaitable[T]],
         timeout_s: float,
-        forwarded: Forwarding,
+        caller: Forwarding,
+        *,
+        refused: frozenset[str] = frozenset(),
     ) -> T:
         """Send a request, with retries within `timeout_s`, and return the result of `read` on the open response. A
-        request given as Content is sent as it is, others are translated. Raises CloudFailure."""
+        request given as Content is sent as it is, others are translated. If the cloud refuses a hint, the request is
+        repeated without it. `refused`: hints to leave out. Raises CloudFailure."""
         is_content = isinstance(given, Content)
         body = {"model": given.model, "data": given.data} if is_content else given
+        hints = {} if is_content else hint_keys(body, caller)
+        refused |= {hint for hint, key in hints.items() if self._refused_hints.get(key)}
+        body, forwarded = without(refused, body, caller) if refused else (body, caller)
         call = self._call(path, body, forwarded)
+        if isinstance(forwarded, ChargedForwarding):
+            forwarded.call_notes.extend(f"{hint}: left out, because the model refuses it" for hint in sorted(refused))
         content = given if is_content else json_content(call.body)
         until = time.monotonic() + timeout_s
 
@@ -176,13 +188,20 @@ class HttpCloudTier:
             book = forwarded.book if isinstance(forwarded, ChargedForwarding) else None
             return await self._calls.ask(once, until, lambda: _digest(call), book, forwarded.retries)
         except CloudFailure as failure:
-            failure.url = self._url
-            if failure.is_model_not_found and self._provider.capabilities.lists_models:
-                await self._name_models(failure, str(call.body.get("model")), until, forwarded)
-            raise
+            more = refused_by(failure) & hints.keys() - refused
+            if not more:
+                await self._explain(failure, str(call.body.get("model")), until, forwarded)
+                raise
+        answer = await self._ask(path, given, read, until - time.monotonic(), caller, refused=refused | more)
+        for hint in more:
+            self._refused_hints.put(hints[hint], True)
+        return answer
 
-    async def _name_models(self, failure: CloudFailure, requested: str, until: float, forwarded: Forwarding) -> None:
-        """Add the cloud's known models to an unknown-model error, if the cloud lists them in time."""
+    async def _explain(self, failure: CloudFailure, requested: str, until: float, forwarded: Forwarding) -> None:
+        """Add the URL, and to an unknown-model error the cloud's known models, if the cloud lists them in time."""
+        failure.url = self._url
+        if not (failure.is_model_not_found and self._provider.capabilities.lists_models):
+            return
         with suppress(CloudFailure, httpx.HTTPError, TimeoutError):
             async with asyncio.timeout(min(_MODELS_TIMEOUT_S, until - time.monotonic())):
                 there = sorted(models_in(await self._models(forwarded)))

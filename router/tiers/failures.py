@@ -51,7 +51,7 @@ class RelayedError(UpstreamError):
         self._retry_after = retry_after
 
     def to_body(self) -> dict[str, Any]:
-        return {"error": {**self._error, "message": self.message}}
+        return {"error": {**self._error, "message": self.message, "param": self.param}}
 
     def headers(self) -> dict[str, str]:
         after = {} if self._retry_after is None else {"retry-after": self._retry_after}

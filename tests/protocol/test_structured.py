@@ -42,7 +42,8 @@ def chat(**fields: Any) -> bytes:
         ({"tools": [TOOL] * 129}, "tools"),
         ({"tools": [{"type": "custom", "custom": {}}], "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"messages": [{"role": "user"}]}, "messages[0]"),
@@ -56,6 +57,20 @@ def test_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         parse_chat(chat(**fields))
     assert caught.value.param == param
+
+
+def test_fields_of_tools_without_tools_are_taken() -> None:
+    for choice in ("auto", "none", None):
+        for tools in ([], None):
+            request = parse_chat(chat(tools=tools, tool_choice=choice, parallel_tool_calls=False))
+            assert request.tool_use is None and request.tools is None
+
+
+def test_names_of_functions_may_have_128_characters() -> None:
+    named = [{"type": "function", "function": {"name": "f" * 128}}]
+    assert parse_chat(chat(tools=named)).tool_use is not None
+    with pytest.raises(InvalidRequestError, match="1 to 128 letters"):
+        parse_chat(chat(tools=[{"type": "function", "function": {"name": "f" * 129}}]))
 
 
 def test_taken() -> None:

@@ -23,6 +23,10 @@ HINTS: dict[str, Any] = {
     "client_metadata": {"session": 1},
     "context_management": [{"type": "clear"}],
     "defer_loading": True,
+    "diagnostics": {"previous_message_id": None},
+    "inference_geo": "us",
+    "background_options": {},
+    "max_tool_calls": 3,
     "cache_control": {"type": "ephemeral"},
     "output_config": {"effort": "low"},
     "reasoning": {"effort": "low"},
@@ -96,7 +100,7 @@ def notes_of(answer: Any) -> list[str]:
 @pytest.mark.parametrize("path", ENDPOINTS)
 def test_hints_are_accepted(client: httpx.Client, path: str) -> None:
     for name, value in {**HINTS, **METADATA}.items():
-        for other in [value, *([7] if name not in ("metadata", "reasoning_effort", "reasoning", "think") else ())]:
+        for other in (value, 7, {"a": {"b": [1]}}):
             ask(client, path, **ENDPOINTS[path], model="local", **{name: other})
 
 
@@ -171,6 +175,13 @@ def test_vendors_tools_are_left_out(client: httpx.Client, local: ScriptedLocal, 
     assert notes_of(ask(client, path, **asked, tools=[hinted])) == ["tools[0].defer_loading: no effect"]
     counted = {"model": "local", "messages": [USER], "tools": [VENDORS[0], hinted]}
     assert ask(client, "/tokenize", **counted)["count"]
+
+
+@pytest.mark.parametrize("model", ["local", "cloud", "auto"])
+def test_a_function_without_its_object_is_named(client: httpx.Client, model: str) -> None:
+    for wrong in ({"type": "function", "name": "flat"}, {"name": "flat"}, {"type": "function", "function": {}}):
+        asked = {"messages": [USER], "model": model, "tools": [TOOL, wrong]}
+        assert ask(client, "/v1/chat/completions", 400, **asked)["error"]["param"] == "tools[1]"
 
 
 def test_forced_vendors_tools_are_refused(client: httpx.Client, local: ScriptedLocal) -> None:

@@ -62,7 +62,11 @@ async def answer(context: RequestContext, kind: type[OllamaChat] | type[OllamaGe
 
 
 async def embed(context: RequestContext) -> WireResponse:
-    return await _embed(context, read_ollama_request(read_object(context.request.body), OllamaEmbed))
+    asked = read_ollama_request(read_object(context.request.body), OllamaEmbed)
+    if asked.input:
+        return await _embed(context, asked)
+    (await context.router.names()).card(model_name(asked.model))
+    return WireResponse.json(embeddings_of(asked.model, {"data": []}, time.perf_counter_ns()))
 
 
 async def _embed(context: RequestContext, asked: OllamaEmbed) -> WireResponse:

@@ -40,6 +40,11 @@ _SHOWN = {"text": "content", "thinking": "reasoning_content"}  # names in chat c
 #: Fields of thinking blocks. Anthropic checks the last field, its signature or encrypted data.
 _SIGNED = {"thinking": ("thinking", "signature"), "redacted_thinking": ("data",)}
 _VERSION = "2023-06-01"
+_NO_RESULT = "No result."  # result of a call that the conversation leaves unanswered
+_REPAIRED = "messages: tool calls and results that do not match were repaired"
+#: Characters to escape in tool names: those that the API refuses, and underscores that look like an escape.
+_UNACCEPTED = re.compile(r"[^a-zA-Z0-9_-]|_(?=x[0-9a-f]{2})")
+_ESCAPED = re.compile(r"_x((?:[0-9a-f]{2})+)_")
 _MAX_TOKENS = 8192  # default limit of an answer, because the API requires a limit
 #: Anthropic's fields that are sent as the caller wrote them, if the router has not changed the listed chat fields.
 _OWN: dict[str, tuple[str, ...]] = {
@@ -50,7 +55,7 @@ _OWN: dict[str, tuple[str, ...]] = {
     "thinking": ("reasoning_effort", "max_tokens", "max_completion_tokens"),
     "output_config": ("reasoning_effort", "response_format"),
     "metadata": ("user",),
-    **dict.fromkeys(("service_tier", "cache_control", "context_management"), ()),
+    **dict.fromkeys(("service_tier", "cache_control", "context_management", "diagnostics", "inference_geo"), ()),
 }
 _SAME = {name: name for name in ("temperature", "top_p", "top_k", "thinking", "cache_control")}
 _ERRORS: ErrorCodes = {
@@ -74,6 +79,16 @@ def signed_thoughts(blocks: Any) -> list[dict[str, Any]]:
         for block in tables(blocks) or []
         if (kind := str(block.get("type"))) in _SIGNED and block.get(_SIGNED[kind][-1])
     ]
+
+
+def _sent_name(name: Any) -> str:
+    """Return a tool's name in the alphabet of the API: `a.b` as `a_x2e_b`."""
+    return _UNACCEPTED.sub(lambda match: f"_x{match[0].encode('utf-8', 'replace').hex()}_", str(name))
+
+
+def _given_name(name: Any) -> str:
+    """Return the caller's name of a tool from the name that `_sent_name` returned."""
+    return _ESCAPED.sub(lambda match: bytes.fromhex(match[1]).decode("utf-8", "replace"), str(name))
 
 
 class MessageEvents:
@@ -123,7 +138,7 @@ class MessageEvents:
         else:
             self._lost[kind] = None
         if kind == "tool_use":
-            call = tool_call(str(block.get("id")), str(block.get("name")), "")
+            call = tool_call(str(block.get("id")), _given_name(block.get("name")), "")
             calls = self._chunks.entries("tool_calls", [call])
             self._call = calls[0]["index"]
             return [self._chunks.delta({"tool_calls": calls})]
@@ -213,7 +228,9 @@ class AnthropicProvider(Provider):
 
     def with_native(self, call: ProviderCall, body: dict[str, Any], native: NativeRequest) -> ProviderCall:
         sent, own, notes = dict(call.body), dict(native.fields), list(call.notes)
-        own["tools"] = [tool for tool in tables(own.get("tools")) or [] if tool.get("type") in (None, "custom")]
+        tools = [tool for tool in tables(own.get("tools")) or [] if tool.get("type") in (None, "custom")]
+        own["tools"] = [_with_sent_name(tool) for tool in tools]
+        own["tool_choice"] = _with_sent_name(object_of(own.get("tool_choice")))
         turns = tables(own.get("messages")) or []
         if all(turn.get("role") in ("user", "assistant") for turn in turns):
             own |= {"messages": _accepted(turns, notes), "system": _without_blanks(own.get("system"))}
@@ -225,12 +242,16 @@ class AnthropicProvider(Provider):
                 sent |= {name: own[name]} if own.get(name) else {}
         if "tools" not in sent:
             sent.pop("tool_choice", None)
-        if not native.headers:
-            sent.pop("context_management", None)  # needs a beta header
+        for name in () if native.headers else ("context_management", "diagnostics"):  # these need a beta header
+            sent.pop(name, None)
         return replace(call, body=sent, notes=tuple(dict.fromkeys(notes)))
 
     def events(self) -> Translator:
         return MessageEvents().read
+
+
+def _with_sent_name(holder: dict[str, Any]) -> dict[str, Any]:
+    return {**holder, "name": _sent_name(holder["name"])} if "name" in holder else holder
 
 
 def _request(body: dict[str, Any], provider: Provider) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -251,7 +272,7 @@ def _request(body: dict[str, Any], provider: Provider) -> tuple[dict[str, Any], 
     _add_tools(sent, fields, tables(body.get("tools")) or [])
     _add_output(sent, fields, provider)
     fields.end()
-    return sent, tuple(fields.notes)
+    return sent, tuple(dict.fromkeys(fields.notes))
 
 
 class _CallIds:
@@ -259,18 +280,19 @@ class _CallIds:
 
     def __init__(self) -> None:
         self._used: set[str] = set()
-        self._unanswered = defaultdict[str, deque[str]](deque)  # by the client's ID
+        self.unanswered = defaultdict[str, deque[str]](deque)  # calls of the last turn, by the client's ID
 
     def of_call(self, given: str) -> str:
         made = re.sub("[^A-Za-z0-9_-]", "_", given)[:64]
         if not made or made in self._used:
             made = f"{made[:32]}_{blake2b(f'{len(self._used)} {given}'.encode(), digest_size=8).hexdigest()}"
         self._used.add(made)
-        self._unanswered[given].append(made)
+        self.unanswered[given].append(made)
         return made
 
-    def of_result(self, given: str) -> str:
-        return calls.popleft() if (calls := self._unanswered[given]) else self.of_call(given)
+    def of_result(self, given: str) -> str | None:
+        """Return the ID of the call that a result answers; None if no call of the last turn waits for a result."""
+        return calls.popleft() if (calls := self.unanswered[given]) else None
 
 
 def _turns(fields: ChatFields) -> tuple[str | list[dict[str, Any]], list[dict[str, Any]]]:
@@ -315,34 +337,58 @@ def _cache_hint(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _accepted(messages: list[dict[str, Any]], notes: list[str]) -> list[dict[str, Any]]:
-    """Return messages as the API accepts them: valid IDs, no blank texts, no unsigned thoughts, alternating roles."""
+    """Return messages as the API accepts them: valid IDs and names, one result per call, no blank texts, no unsigned
+    thoughts, alternating roles."""
     ids, turns, given = _CallIds(), list[dict[str, Any]](), list[dict[str, Any]]()
     for message in messages:
-        content = message.get("content")
+        content, role = message.get("content"), str(message.get("role"))
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else tables(content) or []
         given.append({**message, "content": blocks})
-        accepted = [made for block in blocks if (made := _accepted_block(block, ids)) is not None]
-        add_turn(turns, str(message.get("role")), "content", accepted)
+        if role == "assistant" and turns and turns[-1]["role"] == "user":
+            ids.unanswered.clear()
+        add_turn(turns, role, "content", [made for block in blocks for made in _accepted_blocks(block, ids, notes)])
     if turns and turns[-1]["role"] == "assistant" and "text" in (last := turns[-1]["content"][-1]):
         turns[-1]["content"][-1] = {**last, "text": last["text"].rstrip()}  # the API refuses blanks at the end
     is_users = bool(messages) and messages[-1].get("role") == "user"
     turns = with_user_turns(turns, {"content": [{"type": "text", "text": BLANK}]}, notes, user_is_last=is_users)
+    turns = _answered(turns, notes)
     return messages if turns == given else turns
 
 
-def _accepted_block(block: dict[str, Any], ids: _CallIds) -> dict[str, Any] | None:
+def _accepted_blocks(block: dict[str, Any], ids: _CallIds, notes: list[str]) -> list[dict[str, Any]]:
     match block.get("type"):
         case "text":
-            return _with_own_citations(block) if str(block.get("text") or "").strip() else None
+            return [_with_own_citations(block)] if str(block.get("text") or "").strip() else []
         case "thinking" | "redacted_thinking":
-            return next(iter(signed_thoughts([block])), None)
+            return signed_thoughts([block])
         case "tool_use":
-            return {**block, "id": ids.of_call(str(block.get("id")))}
+            return [{**_with_sent_name(block), "id": ids.of_call(str(block.get("id")))}]
         case "tool_result":
-            named = {**block, "tool_use_id": ids.of_result(str(block.get("tool_use_id")))}
-            return {**named, "content": _without_blanks(block["content"])} if block.get("content") else named
+            content: Any = _without_blanks(block.get("content") or "")
+            if (call_id := ids.of_result(str(block.get("tool_use_id")))) is None:
+                notes.append(_REPAIRED)
+                return [{"type": "text", "text": content}] if isinstance(content, str) else content
+            return [{**block, "tool_use_id": call_id, **({"content": content} if block.get("content") else {})}]
         case _:
-            return None if is_vendor_block(block) else block
+            return [] if is_vendor_block(block) else [block]
+
+
+def _answered(turns: list[dict[str, Any]], notes: list[str]) -> list[dict[str, Any]]:
+    """Return the turns with results for all calls, at the start of the turn after the calls."""
+    made: list[dict[str, Any]] = []
+    end: dict[str, Any] = {"role": "user", "content": []}
+    for turn in turns if not turns or turns[-1]["role"] == "user" else [*turns, end]:
+        before: list[dict[str, Any]] = made[-1]["content"] if made else []
+        blocks: list[dict[str, Any]] = turn["content"]
+        results = [block for block in blocks if block.get("type") == "tool_result"]
+        answered = [result["tool_use_id"] for result in results]
+        missing = [block["id"] for block in before if block.get("type") == "tool_use" and block["id"] not in answered]
+        if missing:
+            notes.append(_REPAIRED)
+        results += [{"type": "tool_result", "tool_use_id": each, "content": _NO_RESULT} for each in missing]
+        content = [*results, *(block for block in blocks if block.get("type") != "tool_result")]
+        made += [{**turn, "content": content}] if content else []
+    return made
 
 
 def _with_own_citations(block: dict[str, Any]) -> dict[str, Any]:
@@ -377,7 +423,7 @@ def _add_tools(sent: dict[str, Any], fields: ChatFields, given: list[dict[str, A
     hints = {each.get("name"): _cache_hint({**each, **tool}) for each, tool in zip(functions, given, strict=True)}
     sent["tools"] = [
         {
-            "name": tool.get("name"),
+            "name": _sent_name(tool.get("name")),
             "input_schema": table(tool.get("parameters")) or {"type": "object", "properties": {}},
             **{name: tool[name] for name in ("description", "strict") if tool.get(name) is not None},
             **hints.get(tool.get("name"), {}),
@@ -386,7 +432,7 @@ def _add_tools(sent: dict[str, Any], fields: ChatFields, given: list[dict[str, A
     ]
     chosen: dict[str, Any] = {"type": "any" if choice == "required" else choice}
     if choice.startswith("="):
-        chosen = {"type": "tool", "name": choice[1:]}
+        chosen = {"type": "tool", "name": _sent_name(choice[1:])}
     if parallel is False and choice != "none":
         chosen["disable_parallel_tool_use"] = True
     sent["tool_choice"] = chosen

@@ -37,7 +37,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "parallel_tool_calls": (True,),
     "continue_final_message": (False,),
-    "tools": ([],),
 }
 BLANK = "."  # text of a turn that must not be empty
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
+from updraft.protocol.dialects.responses_events import begun_response
 from updraft.protocol.dialects.responses_items import items_of, with_own_ids
 from updraft.protocol.dialects.responses_request import chat_body, read_responses_request
 from updraft.protocol.errors import InvalidRequestError
@@ -141,7 +142,7 @@ def test_items_are_messages() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"input": [{"type": "robot"}]}, "input[0]"),
+        ({"input": [{"type": "input_image"}]}, "input[0]"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0]"),
@@ -150,12 +151,9 @@ def test_items_are_messages() -> None:
         ({"input": [{"type": "function_call_output", "call_id": "c"}]}, "input[0].output"),
         ({"input": [{"type": "item_reference"}]}, "input[0].id"),
         ({"tools": [{"type": "function", "name": "f", "runs_on": "moon"}]}, "tools[0].runs_on"),
-        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"include": ["everything"]}, "include"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"metadata": {"k": "v" * 513}}, "metadata"),
-        ({"metadata": {str(index): "v" for index in range(17)}}, "metadata"),
         ({"stream_options": {}}, "stream_options"),
         ({"seed": 1}, "seed"),
     ],
@@ -166,9 +164,33 @@ def test_bad_requests_are_refused_by_name(fields: dict[str, Any], param: str) ->
     assert caught.value.param == param
 
 
-def test_an_unknown_type_of_item_is_not_said_to_be_of_openai() -> None:
-    with pytest.raises(InvalidRequestError, match=r"input\[0\]: items of type 'nope' are not supported by this server"):
-        chat_of(input=[{"type": "nope"}])
+def test_an_item_of_an_unknown_type_is_left_out_unless_it_has_text() -> None:
+    said = {"role": "user", "content": "hello"}
+    unknown = [{"type": kind, "id": "x", "tools": []} for kind in ("tool_search_output", "program", "additional_tools")]
+    assert chat_of(input=[*unknown, said]) == chat_of(input=[said])
+    notes = read_responses_request({"model": "auto", "input": [*unknown, said]}).hints
+    assert notes[1] == "input[1]: left out, program items belong to a vendor's tool" and len(notes) == 3
+    parts = [{"type": "input_text", "text": "hello"}]
+    assert chat_of(input=[{"type": "agent_message", "content": parts}]) == chat_of(input=[said])
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"a": 1}, {"a": None}, {"k": "v" * 513}, {"k" * 65: "v"}, {str(at): "v" for at in range(17)}, "text", ["a"]],
+)
+def test_metadata_is_a_hint(metadata: Any) -> None:
+    asked = read_responses_request({"model": "auto", "input": "hello", "metadata": metadata})
+    (note,) = asked.hints
+    assert note.startswith("metadata: kept in part, metadata holds at most 16 texts of up to 512 characters")
+    kept = begun_response(asked, stored=False)["metadata"]
+    assert kept == ({str(at): "v" for at in range(16)} if len(metadata) == 17 else {})
+
+
+def test_other_servers_options_of_reasoning_are_hints() -> None:
+    reasoning = {"effort": "low", "max_tokens": 100, "exclude": True, "enabled": True, "mode": "standard"}
+    asked = read_responses_request({"model": "auto", "input": "hello", "reasoning": reasoning})
+    assert asked.hints == tuple(f"reasoning.{name}: no effect" for name in ("max_tokens", "exclude", "enabled"))
+    assert chat_of(input="hello", reasoning=reasoning) == chat_of(input="hello", reasoning={"effort": "low"})
 
 
 def test_hints_have_notes_and_no_effect() -> None:

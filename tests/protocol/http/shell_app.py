@@ -10,6 +10,7 @@ from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
+from starlette.websockets import WebSocket
 from updraft.protocol.errors import ContextLengthError
 from updraft.protocol.http.app import create_app, read_wire_request, send
 from updraft.protocol.http.server import bind_socket, exit_with_parent, serve
@@ -33,6 +34,13 @@ async def bug() -> None:
 async def echo(request: Request) -> Response:
     wire = await read_wire_request(request)
     return send(WireResponse(200, {"content-type": "application/octet-stream"}, wire.body), request)
+
+
+@app.websocket("/chat")
+async def chat(socket: WebSocket) -> None:
+    await socket.accept()
+    while True:
+        await socket.send_text(await socket.receive_text())
 
 
 @app.get("/slow")
@@ -72,7 +80,10 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--ready-file", type=Path)
     parser.add_argument("--exit-with-parent", action="store_true")
+    parser.add_argument("--websockets", action="store_true")
     options = parser.parse_args()
     if options.exit_with_parent:
         exit_with_parent()
-    serve(app, sock=bind_socket("127.0.0.1", options.port), ready_file=options.ready_file)
+    serve(
+        app, sock=bind_socket("127.0.0.1", options.port), ready_file=options.ready_file, websockets=options.websockets
+    )

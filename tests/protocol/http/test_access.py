@@ -118,6 +118,8 @@ def test_refused_requests_reach_no_route_and_name_the_setting() -> None:
     assert client.get("/admin/usage", headers=page).headers["access-control-allow-origin"] == page["origin"]
     preflight = {**page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     assert client.options("/admin/usage", headers=preflight).status_code == 200
+    private = client.options("/admin/usage", headers={**preflight, "access-control-request-private-network": "true"})
+    assert (private.status_code, private.headers["access-control-allow-private-network"]) == (200, "true")
     assert reached == ["GET"]
 
 
@@ -188,7 +190,6 @@ def test_localhost_is_what_the_system_says_it_is(monkeypatch: pytest.MonkeyPatch
     "keys",
     [
         (("authorization", "Bearer a"), ("authorization", "Bearer b")),
-        (("authorization", "Bearer a"), ("x-api-key", "b")),
         (("authorization", "Basic a"), ("authorization", "Bearer b")),
         (("x-api-key", "a"), ("x-api-key", "b")),
     ],
@@ -198,7 +199,15 @@ def test_two_keys_are_refused_in_any_order(keys: tuple[tuple[str, str], ...], re
     for order in (keys, keys[::-1]):
         with pytest.raises(InvalidRequestError, match="Send only one") as caught:
             lets_in(Access(api_key=required), ("host", "localhost"), *order)
-        assert caught.value.param == "authorization"
+        assert caught.value.param == keys[0][0]
+
+
+def test_authorization_has_priority_over_another_x_api_key() -> None:
+    keys = (("authorization", "Bearer a"), ("x-api-key", "b"))
+    for order in (keys, keys[::-1]):
+        assert lets_in(Access(api_key="a"), ("host", "localhost"), *order)
+        assert lets_in(Access(), ("host", "localhost"), *order)
+        assert not lets_in(Access(api_key="b"), ("host", "localhost"), *order)
 
 
 def test_the_same_key_twice_is_one_key() -> None:

@@ -17,7 +17,7 @@ PASSED = [
 ]
 LEFT = ["Authorization", "Cookie", "Host", "Connection", "Transfer-Encoding", "Proxy-Authorization", "Content-Length",
         "User-Agent", "X-Stainless-Lang", "X-Forwarded-For", "X-Updraft-Tenant", "X-Request-Id", "Sec-Fetch-Mode",
-        "Origin", "Api-Key", "X-Api-Key", "TE", "Upgrade", "Accept-Encoding"]  # fmt: skip
+        "Origin", "Api-Key", "X-Api-Key", "X-HTTP-Method-Override", "TE", "Upgrade", "Accept-Encoding"]  # fmt: skip
 DROPPED = [
     "X-Session-Id",
     "Session-Id",
@@ -57,3 +57,8 @@ def test_a_query_goes_along_unless_it_holds_a_key() -> None:
     assert forwarded({}).target("chat") == "chat"
     with pytest.raises(InvalidRequestError, match="'api_key'"):
         forwarded({}, "api_key=hunter2")
+
+
+def test_another_key_than_that_in_authorization_is_noted() -> None:
+    for key, notes in (("a", ()), ("b", ("header x-api-key: not forwarded",))):
+        assert forwarded({"Authorization": "Bearer a", "X-Api-Key": key}).notes == notes

@@ -29,6 +29,7 @@ from updraft.protocol.http import connection
 from updraft.protocol.http.app import cancel_on_disconnect, create_app, read_body
 from updraft.protocol.http.server import bind_socket
 from waiting import wait_for
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 APP = Path(__file__).with_name("shell_app.py")
@@ -172,6 +173,16 @@ def test_a_websocket_lasts_and_has_a_connection_of_its_own(monkeypatch: pytest.M
         received = exchanged(url, slow + f"GET /chat HTTP/1.1\r\n{opening}\r\n".encode())
         assert [answer[:3] for answer in received.split(b"HTTP/1.1 ")[1:]] == [b"200", b"400"]
         assert b"on a new connection" in received
+
+
+def test_the_limit_of_bodies_holds_for_messages_of_websockets() -> None:
+    with running("--websockets") as (url, _), connect(f"ws{url.removeprefix('http')}/chat") as client:
+        client.send("a" * 1000)
+        assert client.recv(timeout=60) == "a" * 1000
+        client.send("a" * 1001)
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(timeout=60)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
 
 
 UPGRADE = ("host: localhost", "connection: upgrade", "upgrade: websocket", "sec-websocket-version: 13",

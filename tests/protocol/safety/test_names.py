@@ -18,9 +18,6 @@ CASES: dict[str, dict[str, Any]] = {
     "safety_identifier": {"safety_identifier": LONG},
     "prompt_cache_key": {"prompt_cache_key": LONG},
     "service_tier": {"service_tier": LONG},
-    "metadata": {"metadata": {"a": LONG}},
-    "metadata's names": {"metadata": {LONG: "a"}},
-    "metadata's pairs": {"metadata": {str(n): "" for n in range(1000)}},
     "tools": {"tools": [TOOL]},
     "an unknown field": {LONG: 1},
 }
@@ -54,9 +51,7 @@ def test_text_completions_too() -> None:
 
 
 def test_names_as_people_have_them_and_other_types_pass() -> None:
-    check_names(
-        {"model": "org/model:free", "user": "u" * 200, "metadata": {"a": "b" * 512}, "tools": [{"type": "x"}, 3]}
-    )
+    check_names({"model": "org/model:free", "user": "u" * 200, "metadata": {"a": LONG}, "tools": [{"type": "x"}, 3]})
     check_names({"model": 3, "metadata": [], "tools": {}, "tool_choice": "auto"})
 
 

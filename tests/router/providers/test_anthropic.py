@@ -11,7 +11,7 @@ import httpx
 import pytest
 import updraft
 from router_fakes import tiers
-from scripted_provider import CALL, IMAGE, TALK, TOOL, Ask, ScriptedProvider, deltas, events
+from scripted_provider import CALL, IMAGE, TALK, TOOL, Ask, ScriptedProvider, anthropic_says, deltas, events
 from serving import serving
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.config import RouterConfig
@@ -587,3 +587,87 @@ def test_only_unacceptable_parts_of_an_own_request_change(daemon: str, provider:
         {**result, "content": [failed, result["content"][1]]},
     ]
     assert provider.asked[-1].body == {**OWN, "model": "m", "messages": changed}
+
+
+NAMES = ("fs.read", "a_x2e_b", "mcp__server/tool:x", "\u00e9_.", "f" * 128)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_tools_are_escaped_and_come_back(daemon: str, provider: ScriptedProvider, ask: Ask, name: str) -> None:
+    tool = {"type": "function", "function": {**TOOL["function"], "name": name}}
+    call = {**CALL, "function": {**CALL["function"], "name": name}}
+    turns = [
+        USER,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": ""},
+    ]
+    choice = {"type": "function", "function": {"name": name}}
+    sent: str = ""
+    for stream in (False, True):
+        block = {"type": "tool_use", "id": "toolu_1", "name": sent, "input": {}}
+        anthropic_says(provider, [block], "tool_use", stream=stream)
+        told = ask(NATIVE, messages=turns, tools=[tool], tool_choice=choice, stream=stream)
+        body = provider.asked[-1].body
+        sent = body["tools"][0]["name"]
+        assert re.fullmatch("[A-Za-z0-9_-]{1,128}", sent)
+        assert sent == body["tool_choice"]["name"] == blocks_of(provider)[1]["name"]
+    called = [call["function"].get("name") for calls in deltas(told, "tool_calls") for call in calls]
+    assert called[0] == name
+    provider.says({**MESSAGE, "content": [{"type": "tool_use", "id": "toolu_1", "name": sent, "input": {}}]})
+    own = {"name": name, "input_schema": {"type": "object"}}
+    asked = {"model": "cloud", "max_tokens": 9, "messages": [USER], "tools": [own]}
+    asked["tool_choice"] = {"type": "tool", "name": name}
+    answer = httpx.post(f"{daemon}/v1/messages", json=asked, timeout=60).json()
+    assert provider.asked[-1].body["tools"] == [{**own, "name": sent}]
+    assert provider.asked[-1].body["tool_choice"] == {"type": "tool", "name": sent}
+    assert answer["content"][0]["name"] == name
+
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def result(identifier: str, text: str = "rain") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": identifier, "content": text}
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        ([result("call_9"), USER], ["text rain", "text Hi"]),
+        ([USER, "call_1", USER], ["text Hi", "use call_1", "result call_1 No result.", "text Hi"]),
+        ([USER, "call_1"], ["text Hi", "use call_1", "result call_1 No result."]),
+        ([USER, "call_1", result("call_1"), result("call_1", "sun")],
+         ["text Hi", "use call_1", "result call_1 rain", "text sun"]),
+        ([USER, "call_1", USER, "call_1", result("call_1")],
+         ["text Hi", "use call_1", "result call_1 No result.", "text Hi", "use ", "result  rain"]),
+    ],
+)  # fmt: skip
+def test_calls_and_results_match(
+    daemon: str, provider: ScriptedProvider, turns: list[Any], expected: list[str]
+) -> None:
+    provider.says(MESSAGE)
+    calls = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    messages = [calls if turn == "call_1" else turn for turn in turns]
+    asked = {"model": "cloud", "messages": messages, "tools": [TOOL]}
+    answer = httpx.post(f"{daemon}/v1/chat/completions", json=asked, timeout=60).json()
+    assert "messages: tool calls and results that do not match were repaired" in answer["updraft"]["notes"]
+    assert [shown(block) for block in blocks_of(provider)] == expected
+
+
+def shown(block: dict[str, Any]) -> str:
+    """A block in words, without made IDs."""
+    if block["type"] == "text":
+        return f"text {block['text']}"
+    if block["type"] == "tool_use":
+        return f"use {block['id'] if block['id'] == 'call_1' else ''}"
+    content = block["content"] if isinstance(block["content"], str) else block["content"][0]["text"]
+    return f"result {block['tool_use_id'] if block['tool_use_id'] == 'call_1' else ''} {content}"
+
+
+def test_results_come_before_the_text_of_their_turn(daemon: str, provider: ScriptedProvider) -> None:
+    provider.says(MESSAGE)
+    calls = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    asked = {"model": "cloud", "messages": [USER, calls, USER, result("call_1")], "tools": [TOOL]}
+    answer = httpx.post(f"{daemon}/v1/chat/completions", json=asked, timeout=60).json()
+    assert "notes" not in answer["updraft"]
+    assert [block["type"] for block in blocks_of(provider)] == ["text", "tool_use", "tool_result", "text"]

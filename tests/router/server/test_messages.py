@@ -93,6 +93,26 @@ def test_blocks_of_vendors_tools_are_left_out_with_a_note(client: anthropic.Anth
     assert [note.partition(": ")[0] for note in notes] == ["messages[1].content[0]", "messages[1].content[1]"]
 
 
+def test_blocks_of_other_types_become_text_or_are_left_out(client: anthropic.Anthropic, cloud: FakeCloud) -> None:
+    text = [{"type": "text", "text": "It rains."}]
+    search = {"type": "search_result", "source": "https://a.example", "title": "Weather", "content": text}
+    said = [{"type": "fallback", "from": {"model": "m"}}, *text]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [search]}
+    call = {"type": "tool_use", "id": "t", "name": "weather", "input": {}}
+    asked = [search, {"type": "mcp_tool_listing", "tools": []}]
+    turns = [("user", asked), ("assistant", [*said, call]), ("user", [result])]
+    messages: Any = [{"role": role, "content": content} for role, content in turns]
+    message = client.messages.create(model="cloud", **{**HELLO, "messages": messages})
+    shown = "Weather\nhttps://a.example\nIt rains."
+    assert [each["content"] for each in cloud.requests[-1]["messages"]] == [shown, "It rains.", shown]
+    assert message.model_extra
+    notes = message.model_extra["updraft"]["notes"]
+    assert [note.partition(": ")[0] for note in notes] == ["messages[0].content[1]", "messages[1].content[0]"]
+    video: Any = [{"type": "video"}]
+    with pytest.raises(anthropic.BadRequestError, match="content blocks of type 'video'"):
+        client.messages.create(model="cloud", **{**HELLO, "messages": [{"role": "user", "content": video}]})
+
+
 def test_a_tool_round_trip(client: anthropic.Anthropic, cloud: FakeCloud) -> None:
     options: Any = {"model": "cloud", "max_tokens": 4000, "tools": [TOOL], "stop_sequences": ["END"]}
     question: Any = {"role": "user", "content": "weather?"}
@@ -199,7 +219,7 @@ def test_hints_have_notes_and_no_effect(client: anthropic.Anthropic, cloud: Fake
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "search_result"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"tools": [VENDOR_TOOL], "tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [VENDOR_TOOL, TOOL], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),

@@ -133,6 +133,10 @@ def test_odd_queries_are_refused(client: updraft.OpenAI, path: str, param: str |
     assert (caught.value.status_code, caught.value.param) == (404 if param is None else 400, param)
 
 
-def test_metadata_has_limits(client: updraft.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="metadata"):
-        client.chat.completions.create(model="local", messages=USER, store=True, metadata={"k": "v" * 513})
+def test_metadata_beyond_openais_limits_is_kept_in_part(client: updraft.OpenAI) -> None:
+    metadata: Any = {"a": "b", "long": "v" * 513, "number": 1}
+    told: Any = client.chat.completions.create(model="local", messages=USER, store=True, metadata=metadata)
+    assert told.updraft["notes"][0].startswith("metadata: kept in part, metadata holds at most 16 texts")
+    assert told.metadata == client.chat.completions.retrieve(told.id).to_dict()["metadata"] == {"a": "b"}
+    with pytest.raises(openai.BadRequestError, match="metadata holds at most 16 texts"):
+        client.chat.completions.update(told.id, metadata={"k": "v" * 513})

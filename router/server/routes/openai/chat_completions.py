@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
-from .....protocol.decoding import convert, decode, read_object, read_switches
+from .....protocol.decoding import decode, read_object, read_switches
 from .....protocol.dialects.chat_chunks import ChatChunks
 from .....protocol.dialects.responses_request import check_metadata
+from .....protocol.hints import metadata_notes, storable
 from .....protocol.http import sse
 from .....protocol.http.lenient_json import json_bytes, json_of
 from .....protocol.http.sse import TranslatedBody
@@ -39,13 +40,14 @@ class _StoredCompletion:
     context: RequestContext
     # Request body without `store` and `metadata`.
     body: dict[str, Any]
-    metadata: dict[str, str]
+    metadata: Any
 
     async def keep(self, completion: dict[str, Any], completion_id: str) -> bool:
         """Add the ID and the metadata to the completion and store it. Return False if storing fails."""
-        completion |= {"id": completion_id, "metadata": self.metadata}
+        metadata = storable(self.metadata)
+        completion |= {"id": completion_id, "metadata": metadata}
         messages = [{**each, "id": f"{completion_id}-{index}"} for index, each in enumerate(self.body["messages"])]
-        about = completion_id, time.time(), str(completion.get("model")), self.metadata
+        about = completion_id, time.time(), str(completion.get("model")), metadata
         return await self.context.answers.keep(StoredAnswer(self.context.owner, _KIND, *about, completion, messages))
 
 
@@ -53,7 +55,8 @@ async def create(context: RequestContext) -> WireResponse:
     wanted = _completion_to_store(context)
     if wanted is None:
         return await context.router.chat(context.request)
-    made = await context.router.chat(replace(context.request, body=msgspec.json.encode(wanted.body)))
+    notes = metadata_notes(wanted.metadata)
+    made = await context.router.chat(replace(context.request, body=msgspec.json.encode(wanted.body), hints=notes))
     if made.status != 200:
         return made
     completion_id = made.headers["x-request-id"]  # clouds may reuse their own IDs
@@ -72,9 +75,7 @@ def _completion_to_store(context: RequestContext) -> _StoredCompletion | None:
     read_switches(body, ChatRequest)
     if body.pop("store", None) is not True:
         return None
-    metadata = convert({"metadata": body.pop("metadata", None)}, MetadataUpdate).metadata
-    check_metadata(metadata)
-    return _StoredCompletion(context, body, metadata)
+    return _StoredCompletion(context, body, body.pop("metadata", None))
 
 
 async def _events(wanted: _StoredCompletion, payloads: AsyncIterator[bytes], own_id: str) -> AsyncGenerator[bytes]:
