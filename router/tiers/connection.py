@@ -172,8 +172,16 @@ def _covers(entry: str, url: httpx.URL) -> bool:
 class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
     """`CloudStream` over one open response of a cloud."""
 
-    def __init__(self, response: httpx.Response, endpoint: CloudEndpoint, callers_key: str | None = None) -> None:
-        """Read `response`. `callers_key`: the key sent with the request, if it is not the key in the settings."""
+    def __init__(
+        self,
+        response: httpx.Response,
+        endpoint: CloudEndpoint,
+        callers_key: str | None = None,
+        *,
+        forces_call: bool = False,
+    ) -> None:
+        """Read `response`. `callers_key`: the key sent with the request, if it is not the key in the settings.
+        `forces_call`: the request names the function to call."""
         self._callers_key = callers_key
         self._response = response
         self._endpoint = endpoint
@@ -181,7 +189,7 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
         self._translator = endpoint.provider.events()
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
-        self._choices = StreamedChoices()
+        self._choices = StreamedChoices(forces_call=forces_call)
         self._usage = ReportedUsage(has_completion=False)  # of all events so far
         self._payloads: deque[bytes] = deque()  # received but not yet decoded events
         self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
