@@ -272,6 +272,7 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
             raise invalid_answer(self._url, "the stream has an event that is not an object")
         if self._translator is None:
             return [self._checked(payload, event)]
+        self._parser.done = self._parser.done or event.get("type") == self._endpoint.provider.end_event
         return [self._checked(json_bytes(chunk), chunk) for chunk in self._translator(event)]
 
     def _checked(self, payload: bytes, event: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
@@ -287,8 +288,8 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
         is_changed = self._choices.normalize(event)
         for choice in choices:
             is_changed |= self._endpoint.thoughts.read(object_of(choice.get("delta")))
-        if b"sage" in payload and (usage := ReportedUsage.of(event)):
-            self._usage = usage.after(self._usage)
+        if b"sage" in payload and (usage := ReportedUsage.of(event)) is not None:
+            self._usage = usage.after(self._usage) if usage else self._usage  # some clouds end with zeros
             given = event.get("usage")
             if self._usage.prompt_tokens and (shown := self._usage.standard(given)) != given:
                 event["usage"], is_changed = shown, True
