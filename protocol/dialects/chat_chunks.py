@@ -20,7 +20,7 @@ import msgspec
 
 from ..http.lenient_json import json_bytes, json_of, object_of, objects_of, raw_object
 
-#: Fields whose texts or lists are concatenated across chunks. For other fields the last value counts.
+#: Fields whose texts or lists are concatenated across chunks. For other fields the last non-empty value counts.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments", "input")
 _LISTS = ("thinking_blocks", "annotations", "citations")  # each chunk adds complete entries
 #: Anthropic's stop reason of an unfinished answer, and the `stop_reason` of its chat choice.
@@ -59,7 +59,7 @@ class _Message:
             elif name == "reasoning_details":
                 add_details(self.fields.setdefault(name, []), objects_of(value))
             elif value is not None and name != "index":
-                self.fields[name] = value
+                self.fields[name] = value or self.fields.get(name, value)
 
     def whole(self) -> dict[str, Any]:
         said = {**self.fields, **{name: "".join(pieces) for name, pieces in self.texts.items()}}
@@ -91,7 +91,9 @@ class ChatChunks:
         self._choices: dict[int, _Choice] = {}
 
     def read(self, chunk: dict[str, Any]) -> None:
-        self._fields |= {name: value for name, value in chunk.items() if name != "choices" and value is not None}
+        for name, value in chunk.items():
+            if name != "choices" and value is not None:
+                self._fields[name] = value or self._fields.get(name, value)
         for number, choice in enumerate(objects_of(chunk.get("choices"))):
             merged = self._choices.setdefault(index_of(choice, number), _Choice())
             merged.message.add(object_of(choice.get("delta")))
@@ -248,7 +250,7 @@ def add_details(details: list[dict[str, Any]], pieces: list[dict[str, Any]]) -> 
             details.append(piece)
             continue
         texts = {name: f"{last.get(name) or ''}{piece[name]}" for name in ("text", "summary") if piece.get(name)}
-        details[-1] = last | {name: value for name, value in piece.items() if value is not None} | texts
+        details[-1] = last | {name: value for name, value in piece.items() if value not in (None, "")} | texts
 
 
 def _call(call: Any) -> Any:

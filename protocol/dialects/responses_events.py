@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from ..http.lenient_json import json_of, object_of, objects_of
 from .chat_chunks import (
     PAUSED,
     add_details,
+    are_complete,
     calls_of,
     citations_of,
     count_of,
@@ -100,6 +102,14 @@ class _OpenItem:
     @property
     def has_parts(self) -> bool:
         return self.kind not in ("function_call_arguments", "custom_tool_call_input")
+
+    @property
+    def is_open(self) -> bool:
+        return self.item["status"] == "in_progress"
+
+    def may_end(self) -> bool:
+        """Return whether a call may be complete. Pieces of several functions' calls may alternate."""
+        return self.kind == "custom_tool_call_input" or are_complete("".join(self.pieces))
 
     @property
     def part(self) -> Item:
@@ -273,11 +283,14 @@ class ResponseEvents:
                 _WHOLE[kind]: "",
             }
             opened = self._calls[index] = self._add(item, kind)
-        if text := text_of(called.get(_WHOLE[kind])):
+        if (text := text_of(called.get(_WHOLE[kind]))) and opened.is_open:
             opened.pieces.append(text)
             self._emit(f"response.{opened.kind}.delta", **self._place(opened), delta=text)
 
     def _add(self, fields: Item, kind: _Kind) -> _OpenItem:
+        """Start an item. First close the open calls, in order, up to a call whose pieces may still come."""
+        for opened in takewhile(_OpenItem.may_end, self._open_calls()):
+            self._close(opened, "completed")
         output: list[Item] = self.response["output"]
         item = {"id": item_id(fields["type"]), "status": "in_progress", **fields}
         output.append(item)
@@ -303,10 +316,14 @@ class ResponseEvents:
 
     def _close_all(self, status: str) -> None:
         """Close all open items. Only the last item gets `status`, since earlier items are complete."""
-        still_open = [*([] if self._text is None else [self._text]), *self._calls.values()]
+        still_open = [*([] if self._text is None else [self._text]), *self._open_calls()]
+        still_open.sort(key=lambda opened: opened.output_index)
         for opened in still_open:
             self._close(opened, status if opened is still_open[-1] else "completed")
         self._text, self._calls = None, {}
+
+    def _open_calls(self) -> list[_OpenItem]:
+        return [opened for opened in self._calls.values() if opened.is_open]
 
     def _place(self, opened: _OpenItem) -> dict[str, Any]:
         place = {"item_id": opened.item["id"], "output_index": opened.output_index}

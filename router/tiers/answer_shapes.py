@@ -11,14 +11,16 @@ from ...accounting.reported_usage import ReportedUsage
 from ...protocol.dialects.chat_chunks import are_complete, index_of, text_of
 from ...protocol.embeddings import base64_of, vector_of
 from ...protocol.http.lenient_json import json_bytes, json_of, object_in, object_of, rows, table, tables
+from ...protocol.http.wire import new_id
 from .failures import invalid_answer
 from .providers.provider import Provider
 
-# Finish reasons of other APIs that some clouds send.
+# OpenAI's finish reasons, by the lower-case spellings of several APIs.
 _FINISH_REASONS = {
-    **dict.fromkeys(("STOP", "eos", "eos_token", "end_turn", "stop_sequence"), "stop"),
-    **dict.fromkeys(("MAX_TOKENS", "max_tokens"), "length"),
-    "tool_use": "tool_calls",
+    **dict.fromkeys(("stop", "eos", "eos_token", "end_turn", "stop_sequence"), "stop"),
+    **dict.fromkeys(("length", "max_tokens"), "length"),
+    **dict.fromkeys(("tool_calls", "tool_call", "tool_use"), "tool_calls"),
+    **{name: name for name in ("content_filter", "function_call")},
 }
 _PLAIN = "reasoning_content"
 #: Other names of the reasoning: Ollama's `thinking`, and `reasoning` of vLLM and OpenRouter, which callers also get.
@@ -43,8 +45,6 @@ def completion_in(
     silent = ("content_filter", "length", "stop") if usage and usage.completion_tokens else ("content_filter", "length")
     if not choices or not all(_is_text(each) if is_text else _is_choice(each, silent) for each in choices):
         raise invalid_answer(url, "the answer is not a completion")
-    for choice in choices:
-        _normalize(choice)
     return body
 
 
@@ -82,34 +82,49 @@ def is_piece(choice: dict[str, Any]) -> bool:
 
 
 class CallIndices:
-    """Indices of one answer's tool calls. Some servers omit indices or IDs, or send the index 0 for every call."""
+    """Indices and IDs of one answer's tool calls. Some servers omit them, or send the same ones for every call."""
 
     def __init__(self) -> None:
         self._indices: dict[tuple[int, str], int] = {}  # by server index and call ID; "" means the latest ID
         self._arguments: list[str] = []  # arguments so far, by index of the call
+        self._ids: set[str] = set()
 
     def numbered(self, pieces: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield pieces of calls with the index of their call. A name starts a call if its ID is new. Without an ID, it
-        starts a call after a call with complete arguments."""
+        """Yield pieces of calls with the index of their call. Only the first piece has the ID. A name starts a call if
+        its ID is new, or after complete arguments if it has no ID or complete arguments too."""
         for place, piece in enumerate(map(_with_text, pieces)):
             function = object_of(piece.get("function") or piece.get("custom"))
+            name, arguments = function.get("name"), function.get("arguments") or ""
             latest = (index_of(piece, place), "")
             call = (latest[0], str(piece.get("id") or ""))
-            if call not in self._indices and not function.get("name"):
+            if call not in self._indices and not name:
                 call = latest
-            known = self._indices.get(call)
-            if known is None or (call == latest and function.get("name") and are_complete(self._arguments[known])):
+            made, known = dict(piece), self._indices.get(call)
+            may_follow = bool(name) and (call == latest or are_complete(arguments))
+            if known is None or (may_follow and are_complete(self._arguments[known])):
                 self._indices[call] = len(self._arguments)
                 self._arguments.append("")
-            index = self._indices[latest] = self._indices[call]
-            self._arguments[index] += function.get("arguments") or ""
-            yield {**piece, "index": index}
+                made["id"] = self.unused(piece.get("id"))
+            else:
+                made.pop("id", None)
+            made["index"] = self._indices[latest] = self._indices[call]
+            self._arguments[made["index"]] += arguments
+            yield made
+
+    def unused(self, identifier: Any) -> str:
+        """Return the ID of a new call, or another ID if it is missing or belongs to an earlier call."""
+        made = str(identifier or new_id("call"))
+        made = new_id("call") if made in self._ids else made
+        self._ids.add(made)
+        return made
 
 
 class StreamedChoices:
-    """Choices of one stream, with the roles, call indices and finish reasons that clouds leave out."""
+    """Choices of one stream, with the roles, call indices and finish reasons that clouds leave out. `forces_call`: the
+    request names the function to call."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, forces_call: bool = False) -> None:
+        self._forces_call = forces_call
         self._last: dict[str, Any] = {}
         self._begun: set[int] = set()  # indices of choices whose role was sent
         self._calls = defaultdict[int, CallIndices](CallIndices)
@@ -126,14 +141,16 @@ class StreamedChoices:
                 elif delta.get("role") != "assistant":
                     choice["delta"], is_changed = {**delta, "role": "assistant"}, True
                 self._begun.add(index)
+                if delta.get("content") == []:
+                    choice["delta"]["content"], is_changed = None, True
                 if calls := tables(delta.get("tool_calls")):
                     numbered = list(self._calls[index].numbered(calls))
                     is_changed |= numbered != calls
                     choice["delta"]["tool_calls"] = numbered
             if reason := choice.get("finish_reason"):
                 self._unfinished.pop(index, None)
-                if isinstance(reason, str) and reason in _FINISH_REASONS:
-                    choice["finish_reason"], is_changed = _FINISH_REASONS[reason], True
+                usual = _finish_reason(reason, has_calls=index in self._calls, forces_call=self._forces_call)
+                choice["finish_reason"], is_changed = usual, is_changed or usual != reason
             elif _has_content(choice):
                 self._unfinished[index] = "text" in choice
         return is_changed
@@ -152,6 +169,13 @@ def _has_content(choice: dict[str, Any]) -> bool:
     """Return whether a streamed choice has text or other content besides its role."""
     delta = object_of(choice.get("delta"))
     return bool(choice.get("text")) or any(value for name, value in delta.items() if name != "role")
+
+
+def _finish_reason(reason: str, *, has_calls: bool, forces_call: bool) -> str:
+    """Return OpenAI's name of a finish reason. As at OpenAI, a call that the request forces may end with `stop`."""
+    usual = _FINISH_REASONS.get(reason.lower(), reason)
+    is_call = has_calls and (usual == "function_call" or (usual == "stop" and not forces_call))
+    return "tool_calls" if is_call else usual
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:
@@ -173,16 +197,19 @@ def _is_text(choice: dict[str, Any]) -> bool:
     return isinstance(choice.get("text"), str) and isinstance(choice.get("finish_reason"), str | None)
 
 
-def _normalize(choice: dict[str, Any]) -> None:
-    """Fill in a missing role and finish reason, and write the arguments of tool calls as text."""
-    message = object_of(choice.get("message"))
+def normalize(choice: dict[str, Any], *, forces_call: bool) -> None:
+    """Fill in the role, finish reason and call IDs of a whole choice, and write the arguments of tool calls as text.
+    `forces_call`: the request names the function to call."""
+    message, indices = object_of(choice.get("message")), CallIndices()
     calls = tables(message.get("tool_calls"))
     for call in calls or ():
-        call.update(_with_text(call))
+        call.update(_with_text(call), id=indices.unused(call.get("id")))
         call.pop("index", None)  # some clouds send the index 0 for every call
     message["role"] = message.get("role") or "assistant"
+    if message.get("content") == []:
+        message["content"] = None
     reason = choice.get("finish_reason") or ("tool_calls" if calls else "stop")
-    choice["finish_reason"] = _FINISH_REASONS.get(reason, reason)
+    choice["finish_reason"] = _finish_reason(reason, has_calls=bool(calls), forces_call=forces_call)
 
 
 def _is_choice(choice: dict[str, Any], silent: Collection[str]) -> bool:
@@ -193,7 +220,7 @@ def _is_choice(choice: dict[str, Any], silent: Collection[str]) -> bool:
     if message is None or not _is_content(message) or not isinstance(choice.get("finish_reason"), str | None):
         return False
     return tables(message.get("tool_calls") or []) is not None and (
-        message.get("content") is not None
+        message.get("content") not in (None, [])
         or choice.get("finish_reason") in silent
         or any(value for name, value in message.items() if name not in ("role", "content"))
     )
@@ -202,7 +229,7 @@ def _is_choice(choice: dict[str, Any], silent: Collection[str]) -> bool:
 def _is_content(message: dict[str, Any]) -> bool:
     """Return whether the message's content is a string, a list of parts, or missing."""
     content = message.get("content")
-    return content is None or isinstance(content, str) or bool(tables(content))
+    return content is None or isinstance(content, str) or tables(content) is not None
 
 
 class ThoughtForm:

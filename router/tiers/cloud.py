@@ -20,7 +20,7 @@ from ...protocol.http.forwarding import NOTHING, Forwarding, NativeRequest, head
 from ...protocol.http.lenient_json import object_of
 from ...protocol.safety.bounded_cache import BoundedCache
 from ...protocol.structured import ignored
-from .answer_shapes import ContinuationVerdict, completion_in, embeddings_in, models_in
+from .answer_shapes import ContinuationVerdict, completion_in, embeddings_in, models_in, normalize
 from .connection import LOCATION, CloudEndpoint, HttpCloudStream, open_client
 from .failures import CloudCalls, CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
 from .interfaces import ChargedForwarding, CloudContent, Content
@@ -77,6 +77,7 @@ class HttpCloudTier:
             redact, is_text = self._endpoint.redactor(forwarded.api_key).json, path == "completions"
             answer = completion_in(await self._read_whole(response), self._url, self._provider, redact, is_text=is_text)
             for choice in answer["choices"]:
+                normalize(choice, forces_call=_forces_call(body))
                 self._endpoint.thoughts.read(object_of(choice.get("message")))
             return answer
 
@@ -114,7 +115,7 @@ class HttpCloudTier:
         repetition of all of `begun` is removed. Raises CloudFailure if the stream restarts the message differently."""
 
         async def read(response: httpx.Response) -> HttpCloudStream:
-            stream = HttpCloudStream(response, self._endpoint, forwarded.api_key)
+            stream = HttpCloudStream(response, self._endpoint, forwarded.api_key, forces_call=_forces_call(body))
             try:
                 await stream.wait_for_content()
                 if begun is not None:
@@ -284,6 +285,10 @@ class HttpCloudTier:
         log.warning("%s restarts answers instead of continuing them; no more streams are handed over to it", self._url)
         if verdict == "differs":
             raise invalid_answer(self._url, "the server restarted the answer instead of continuing it")
+
+
+def _forces_call(body: dict[str, Any]) -> bool:
+    return not {"function", "custom"}.isdisjoint(object_of(body.get("tool_choice")))
 
 
 def _digest(call: ProviderCall) -> bytes:

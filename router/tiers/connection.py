@@ -172,8 +172,16 @@ def _covers(entry: str, url: httpx.URL) -> bool:
 class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
     """`CloudStream` over one open response of a cloud."""
 
-    def __init__(self, response: httpx.Response, endpoint: CloudEndpoint, callers_key: str | None = None) -> None:
-        """Read `response`. `callers_key`: the key sent with the request, if it is not the key in the settings."""
+    def __init__(
+        self,
+        response: httpx.Response,
+        endpoint: CloudEndpoint,
+        callers_key: str | None = None,
+        *,
+        forces_call: bool = False,
+    ) -> None:
+        """Read `response`. `callers_key`: the key sent with the request, if it is not the key in the settings.
+        `forces_call`: the request names the function to call."""
         self._callers_key = callers_key
         self._response = response
         self._endpoint = endpoint
@@ -181,7 +189,7 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
         self._translator = endpoint.provider.events()
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
-        self._choices = StreamedChoices()
+        self._choices = StreamedChoices(forces_call=forces_call)
         self._usage = ReportedUsage(has_completion=False)  # of all events so far
         self._payloads: deque[bytes] = deque()  # received but not yet decoded events
         self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
@@ -264,6 +272,7 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
             raise invalid_answer(self._url, "the stream has an event that is not an object")
         if self._translator is None:
             return [self._checked(payload, event)]
+        self._parser.done = self._parser.done or event.get("type") == self._endpoint.provider.end_event
         return [self._checked(json_bytes(chunk), chunk) for chunk in self._translator(event)]
 
     def _checked(self, payload: bytes, event: dict[str, Any]) -> tuple[bytes, dict[str, Any]]:
@@ -279,8 +288,8 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
         is_changed = self._choices.normalize(event)
         for choice in choices:
             is_changed |= self._endpoint.thoughts.read(object_of(choice.get("delta")))
-        if b"sage" in payload and (usage := ReportedUsage.of(event)):
-            self._usage = usage.after(self._usage)
+        if b"sage" in payload and (usage := ReportedUsage.of(event)) is not None:
+            self._usage = usage.after(self._usage) if usage else self._usage  # some clouds end with zeros
             given = event.get("usage")
             if self._usage.prompt_tokens and (shown := self._usage.standard(given)) != given:
                 event["usage"], is_changed = shown, True

@@ -15,6 +15,7 @@ from ....protocol.http.forwarding import NativeRequest
 from ....protocol.http.lenient_json import object_of, table, tables
 from .chat_fields import BLANK, ChatFields, Image, add_turn, with_user_turns
 from .provider import (
+    PROMPT_USAGE,
     Capabilities,
     ChunkMaker,
     ErrorCodes,
@@ -125,7 +126,7 @@ class MessageEvents:
         return []  # a ping, `message_stop`, or an unknown event
 
     def _start(self, begun: dict[str, Any]) -> list[dict[str, Any]]:
-        self._chunks.id, self._chunks.model = str(begun.get("id")), str(begun.get("model"))
+        self._chunks.id, self._chunks.model = str(begun.get("id") or self._chunks.id), str(begun.get("model"))
         self._counts = {**object_of(begun.get("usage")), "output_tokens": None}  # counted at the end
         return [self._chunks.delta({"role": "assistant", "content": ""}), self._chunks.usage(_usage(self._counts))]
 
@@ -138,7 +139,7 @@ class MessageEvents:
         else:
             self._lost[kind] = None
         if kind == "tool_use":
-            call = tool_call(str(block.get("id")), _given_name(block.get("name")), "")
+            call = tool_call(str(block.get("id") or ""), _given_name(block.get("name")), "")
             calls = self._chunks.entries("tool_calls", [call])
             self._call = calls[0]["index"]
             return [self._chunks.delta({"tool_calls": calls})]
@@ -206,8 +207,7 @@ def _usage(counts: dict[str, Any]) -> dict[str, Any]:
     cached, stored = (whole(counts.get(f"cache_{name}_input_tokens")) for name in ("read", "creation"))
     read = whole(counts.get("input_tokens")) + cached + stored
     usage = usage_of(read, whole(counts.get("output_tokens")), cached, stored)
-    known = usage if counts.get("output_tokens") is not None else ("prompt_tokens", "prompt_tokens_details")
-    return {name: usage[name] for name in known}
+    return {name: usage[name] for name in (usage if counts.get("output_tokens") is not None else PROMPT_USAGE)}
 
 
 class AnthropicProvider(Provider):
@@ -216,6 +216,7 @@ class AnthropicProvider(Provider):
     name = "anthropic"
     hints = ("user", "safety_identifier")
     raw_member = "input"
+    end_event = "message_stop"
     capabilities = Capabilities(continuation=True, deltas=True, all_endpoints=False)
     errors = _ERRORS
 

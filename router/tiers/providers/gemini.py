@@ -16,6 +16,7 @@ from ....protocol.http.wire import new_id
 from ..failures import CloudFailure
 from .chat_fields import BLANK, ChatFields, EarlierCall, Image, add_turn, with_user_turns
 from .provider import (
+    PROMPT_USAGE,
     Capabilities,
     ChunkMaker,
     ErrorCodes,
@@ -268,10 +269,12 @@ class ContentEvents:
     def __init__(self) -> None:
         self._chunks = ChunkMaker()
         self._candidates: dict[int, _Candidate] = {}
+        self._counts: dict[str, Any] = {}  # latest token counts
+        self._is_finished = False  # whether a candidate is finished
 
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        chunks, finished = self._chunks, False
-        chunks.id, chunks.model = str(event.get("responseId")), str(event.get("modelVersion"))
+        chunks = self._chunks
+        chunks.id, chunks.model = str(event.get("responseId") or chunks.id), str(event.get("modelVersion"))
         made: list[dict[str, Any]] = []
         for candidate in _candidates(event):
             index = whole(candidate.get("index"))
@@ -286,13 +289,16 @@ class ContentEvents:
             state.sources += tables(object_of(candidate.get("citationMetadata")).get("citationSources")) or []
             finish = _finish(candidate.get("finishReason"), called=state.called)
             if finish is not None:
-                finished = True
+                self._is_finished = True
                 if cited := chunks.entries("annotations", state.annotations(), index):
                     made.append(chunks.delta({"annotations": cited}, index=index))
                 made.append(chunks.delta({}, finish, index))
                 if state.lost:
                     made[-1]["updraft"] = {"notes": [f"parts of the answer were left out: {', '.join(state.lost)}"]}
-        return [*made, chunks.usage(_usage(event))] if finished else made
+        if counts := object_of(event.get("usageMetadata")):
+            self._counts |= counts
+            made.append(chunks.usage(_usage(self._counts, is_final=self._is_finished)))
+        return made
 
     def _deltas(self, part: dict[str, Any], index: int) -> list[dict[str, Any]]:
         """Return the deltas of a part of a candidate: its text or tool call, and the signature of the text."""
@@ -321,11 +327,11 @@ def _finish(reason: Any, *, called: bool) -> str | None:
     return "tool_calls" if called and finish == "stop" else finish
 
 
-def _usage(body: dict[str, Any]) -> dict[str, Any]:
-    """Convert token counts to OpenAI's form. Thoughts are billed as output."""
-    counts = object_of(body.get("usageMetadata"))
+def _usage(counts: dict[str, Any], *, is_final: bool) -> dict[str, Any]:
+    """Convert token counts to OpenAI's form. Thoughts are billed as output. Early counts may have only the prompt."""
     thought = whole(counts.get("thoughtsTokenCount"))
     read = whole(counts.get("promptTokenCount")) + whole(counts.get("toolUsePromptTokenCount"))
     written = whole(counts.get("candidatesTokenCount")) + thought
     cached = whole(counts.get("cachedContentTokenCount"))
-    return usage_of(read, written, cached, completion_tokens_details={"reasoning_tokens": thought})
+    usage = usage_of(read, written, cached, completion_tokens_details={"reasoning_tokens": thought})
+    return {name: usage[name] for name in (usage if is_final or written else PROMPT_USAGE)}

@@ -19,6 +19,7 @@ from ....protocol.dialects.chat_chunks import ChatChunks, order_of
 from ....protocol.errors import UnsupportedFeatureError
 from ....protocol.http.forwarding import NativeRequest
 from ....protocol.http.lenient_json import json_bytes, json_keeping, json_of, object_in, table
+from ....protocol.http.wire import new_id
 from ..failures import CloudFailure, refused, reported
 
 #: HTTP status of an error and OpenAI's code for the error, if there is one, by the provider's name of the error.
@@ -32,6 +33,10 @@ _NEEDED = {
     "tools": ("tools", "tool_choice", "functions", "function_call"),
     "continuation": ("continue_final_message",),
 }
+
+
+#: Fields of OpenAI's usage object that are known before the answer.
+PROMPT_USAGE = ("prompt_tokens", "prompt_tokens_details")
 
 
 def whole(value: Any) -> int:
@@ -73,7 +78,7 @@ class ChunkMaker:
     """Builder of the chunks of one stream, which share ID, model and time."""
 
     def __init__(self) -> None:
-        self.id = ""
+        self.id = new_id("chatcmpl")  # used if the answer has none
         self.model = ""
         self._created = int(time.time())
         self._lengths = Counter[tuple[int, str]]()  # lengths of the messages' lists, by choice and field
@@ -134,6 +139,8 @@ class Provider(ABC):
     capabilities: Capabilities
     # Errors of the API. Their names are in the field `type`, `status` or `code` of an error body.
     errors: ErrorCodes = MappingProxyType({})
+    # Type of the event that ends a stream, besides `[DONE]`.
+    end_event = ""
     # Request fields without effect on the answer that the translation keeps. None: all are kept.
     hints: tuple[str, ...] | None = None
     # Name of the field that holds a tool call's arguments as an object. `read` does not decode it (`msgspec.Raw`).

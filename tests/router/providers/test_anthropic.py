@@ -310,6 +310,17 @@ def test_thoughts_of_other_models_stay_here(provider: ScriptedProvider, ask: Ask
     assert [block["type"] for block in blocks_of(provider)] == ["text"] * 3
 
 
+@pytest.mark.parametrize(("ended", "finish"), [(STREAM[:8], "stop"), (STREAM[:-2], "tool_calls")])
+def test_a_stream_without_a_stop_reason(
+    provider: ScriptedProvider, ask: Ask, ended: list[dict[str, Any]], finish: str
+) -> None:
+    provider.says(events(*ended, STREAM[-1]))
+    assert ask(NATIVE, stream=True)[-1]["choices"][0]["finish_reason"] == finish
+    provider.says(events(STREAM[0], STREAM[-1]))
+    with pytest.raises(CloudFailure, match="ended before any content"):
+        ask(NATIVE, stream=True)
+
+
 def test_a_cut_stream_and_an_error_in_one(provider: ScriptedProvider, ask: Ask) -> None:
     provider.says(events(*STREAM[:8]))
     with pytest.raises(CloudFailure, match="cut"):

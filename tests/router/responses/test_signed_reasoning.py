@@ -172,10 +172,14 @@ def test_every_spelling(cloud: ScriptedProvider, daemons: dict[str, str], form: 
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/api/chat"])
-def test_pieces_of_details_are_joined(cloud: ScriptedProvider, daemons: dict[str, str], path: str) -> None:
+@pytest.mark.parametrize("has_text", [False, True])
+def test_pieces_of_details_are_joined(
+    cloud: ScriptedProvider, daemons: dict[str, str], path: str, has_text: bool
+) -> None:
     first, second = DETAILS
     pieces = [{**first, "text": "I ", "signature": None}, {**first, "text": "look.", "signature": None}]
-    pieces += [{"type": "reasoning.text", "signature": "c2ln", "index": 0}, second]
+    signed = {"type": "reasoning.text", "signature": "c2ln", "index": 0}
+    pieces += [{**signed, "text": ""} if has_text else signed, second]
     cloud.says(chunked(*({"reasoning_details": [each]} for each in pieces), {"content": "So."}, finish="stop"))
     _, turns = ask(daemons["openai"], path, [USER], stream=True)
     openai_says(cloud, {"content": "Yes."}, stream=False)

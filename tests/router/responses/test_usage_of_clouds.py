@@ -12,6 +12,7 @@ from provider_daemons import running_daemons
 from scripted_provider import ScriptedProvider, running_provider
 from updraft.accounting.prices import Price
 from updraft.router.accounting.budget import Prices
+from updraft.router.tiers.providers.gemini import ContentEvents
 
 HEAD = {"id": "c", "object": "chat.completion", "created": 1, "model": "m"}
 HELLO = [{"role": "user", "content": "hello"}]
@@ -50,7 +51,7 @@ def cloud() -> Iterator[ScriptedProvider]:
 @pytest.fixture(scope="module")
 def daemons(cloud: ScriptedProvider) -> Iterator[dict[str, str]]:
     """URLs of daemons, by the provider of their cloud."""
-    with running_daemons(cloud, "openai", "anthropic", prices=PRICES) as urls:
+    with running_daemons(cloud, "openai", "anthropic", "gemini", prices=PRICES) as urls:
         yield urls
 
 
@@ -114,6 +115,53 @@ def test_a_usage_in_several_events(cloud: ScriptedProvider, daemons: dict[str, s
     cloud.says("".join(f"data: {json.dumps(HEAD | each)}\n\n" for each in (first, last)) + "data: [DONE]\n\n")
     counts = counts_of(ask(daemons["openai"], "/v1/messages", stream=True), "/v1/messages")
     assert counts == (1000, 5, pytest.approx(200 / 1e6), 900, 0)
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_a_final_usage_of_zeros(cloud: ScriptedProvider, daemons: dict[str, str], path: str) -> None:
+    zeros = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    first = {"choices": [{"index": 0, "delta": {"content": "Yes."}, "finish_reason": None}], "usage": FORMS["OpenAI"]}
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": zeros}
+    cloud.says("".join(f"data: {json.dumps(HEAD | each)}\n\n" for each in (first, end)) + "data: [DONE]\n\n")
+    counts = counts_of(ask(daemons["openai"], path, stream=True), path)
+    assert counts[:3] == (1000, 5, pytest.approx((100 + 90 + 10) / 1e6))
+
+
+GEMINI = {
+    **{"promptTokenCount": 1000, "cachedContentTokenCount": 900, "candidatesTokenCount": 2},
+    **{"thoughtsTokenCount": 3, "totalTokenCount": 1005},
+}
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_gemini_reports_usage_in_any_event(
+    cloud: ScriptedProvider, daemons: dict[str, str], path: str, place: int
+) -> None:
+    texts = [{"content": {"parts": [{"text": text}]}} for text in ("Ye", "s.")]
+    made = [{"candidates": [texts[0]]}, {"candidates": [{**texts[1], "finishReason": "STOP"}]}, {"modelVersion": "m"}]
+    made[place]["usageMetadata"] = GEMINI
+    cloud.says("".join(f"data: {json.dumps(each)}\n\n" for each in made))
+    counts = counts_of(ask(daemons["gemini"], path, stream=True), path)
+    assert counts[:3] == (1000, 5, pytest.approx((100 + 90 + 10) / 1e6))
+
+
+@pytest.mark.parametrize("path", ASKED)
+def test_gemini_without_a_finish_reason(cloud: ScriptedProvider, daemons: dict[str, str], path: str) -> None:
+    cloud.says({"candidates": [{"content": {"parts": [{"text": "Yes."}]}}], "usageMetadata": GEMINI})
+    counts = counts_of(ask(daemons["gemini"], path, stream=False), path)
+    assert counts[:3] == (1000, 5, pytest.approx((100 + 90 + 10) / 1e6))
+
+
+def test_gemini_reports_the_usage_of_a_stream_that_the_caller_leaves() -> None:
+    events, chunks = ContentEvents(), list[dict[str, Any]]()
+    text = {"content": {"parts": [{"text": "Yes."}]}}
+    for usage in ({"promptTokenCount": 1000, "totalTokenCount": 1000}, GEMINI):
+        chunks += events.read({"candidates": [text], "usageMetadata": usage})
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    early, late = (chunk["usage"] for chunk in chunks if "usage" in chunk)
+    assert early == {"prompt_tokens": 1000, "prompt_tokens_details": {"cached_tokens": 0}}
+    assert (late["prompt_tokens"], late["completion_tokens"]) == (1000, 5)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -67,9 +67,9 @@ def events(*deltas: dict[str, Any], finish: str | None = "stop", done: bool = Tr
     return "".join(f"data: {line}\n\n" for line in [*lines, *(["[DONE]"] if done else [])])
 
 
-def ask(http: httpx.Client, path: str, *, stream: bool) -> tuple[str, list[Any], Any]:
+def ask(http: httpx.Client, path: str, *, stream: bool, **more: Any) -> tuple[str, list[Any], Any]:
     """Return text, arguments of calls and finish reason of an answer, by the rules of the endpoint."""
-    reply = http.post(path, json={"model": "cloud", "stream": stream, **ASKED[path]})
+    reply = http.post(path, json={"model": "cloud", "stream": stream, **ASKED[path], **more})
     assert reply.status_code == 200, reply.text
     if not stream:
         read = {"/v1/responses": of_response, "/v1/messages": of_message, "/api/chat": of_ollama}.get(path, of_chat)
@@ -164,17 +164,109 @@ def test_streamed_calls_without_ids(http: httpx.Client, cloud: ScriptedProvider,
 
 @EVERYWHERE
 @BOTH
-@pytest.mark.parametrize("finish", ["stop", "STOP", "eos", "tool_use", "end_turn", "tool_calls"])
+@pytest.mark.parametrize(
+    "finish", ["stop", "STOP", "eos", "tool_use", "end_turn", "tool_calls", "TOOL_CALLS", "tool_call", "function_call"]
+)
 def test_finish_reasons_of_calls(
     http: httpx.Client, cloud: ScriptedProvider, path: str, stream: bool, finish: str
 ) -> None:
     message = {"role": "assistant", "content": None, "tool_calls": [call('{"path": "one"}', index=0)]}
     cloud.says(events(message, finish=finish) if stream else whole(message, finish))
     _, calls, reason = ask(http, path, stream=stream)
-    chat = "tool_calls" if finish.startswith("tool") else "stop"  # OpenAI sends `stop` for a forced call
     assert calls == [{"path": "one"}]
     expected = {"/v1/responses": "completed", "/v1/messages": "tool_use", "/api/chat": "stop"}
-    assert reason == expected.get(path, chat)
+    assert reason == expected.get(path, "tool_calls")
+
+
+@BOTH
+@pytest.mark.parametrize(("finish", "usual"), [("stop", "stop"), ("STOP", "stop"), ("tool_calls", "tool_calls")])
+def test_finish_reasons_of_a_forced_call(
+    http: httpx.Client, cloud: ScriptedProvider, stream: bool, finish: str, usual: str
+) -> None:
+    message = {"role": "assistant", "content": None, "tool_calls": [call('{"path": "one"}', index=0)]}
+    cloud.says(events(message, finish=finish) if stream else whole(message, finish))
+    forced = {"tool_choice": {"type": "function", "function": {"name": "read"}}}
+    assert ask(http, "/v1/chat/completions", stream=stream, **forced)[2] == usual  # OpenAI sends `stop`
+
+
+@BOTH
+@pytest.mark.parametrize(("finish", "usual"), [("function_call", "function_call"), ("Length", "length")])
+def test_finish_reasons_without_tool_calls(
+    http: httpx.Client, cloud: ScriptedProvider, stream: bool, finish: str, usual: str
+) -> None:
+    message = {"role": "assistant", "content": None, "function_call": {"name": "read", "arguments": "{}"}}
+    cloud.says(events(message, finish=finish) if stream else whole(message, finish))
+    assert ask(http, "/v1/chat/completions", stream=stream)[2] == usual
+
+
+@EVERYWHERE
+@BOTH
+def test_calls_with_an_empty_list_as_content(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, stream: bool
+) -> None:
+    said = {"role": "assistant", "content": [], "tool_calls": [call('{"path": "one"}', index=0)]}
+    cloud.says(events(said, {"content": []}, finish="tool_calls") if stream else whole(said, "tool_calls"))
+    assert ask(http, path, stream=stream)[:2] == ("", [{"path": "one"}])
+
+
+def test_an_empty_list_alone_is_no_answer(http: httpx.Client, cloud: ScriptedProvider) -> None:
+    for _ in range(3):
+        cloud.says(json.dumps({**HEAD, "choices": [{"index": 0, "message": {"content": []}}]}).encode())
+    reply = http.post("/v1/chat/completions", json={"model": "cloud", "messages": HELLO})
+    assert reply.status_code == 502
+
+
+def ids_of(http: httpx.Client, path: str, *, stream: bool) -> list[tuple[str, str]]:
+    """Return the ID and name of each call, in order."""
+    reply = http.post(path, json={"model": "cloud", "stream": stream, **ASKED[path]})
+    lines = [json.loads(line.removeprefix("data: ")) for line in reply.text.splitlines() if '{"' in line[:8]]
+    if path == "/v1/responses":
+        items = lines[-1].get("response", lines[-1])["output"]
+        return [(item["call_id"], item["name"]) for item in items if item["type"] == "function_call"]
+    if path == "/v1/messages":
+        blocks = [line["content_block"] for line in lines if "content_block" in line] or lines[-1]["content"]
+        return [(block["id"], block["name"]) for block in blocks if block["type"] == "tool_use"]
+    if path == "/api/chat":
+        calls = [each for line in lines for each in line["message"].get("tool_calls", ())]
+        return [(each["id"], each["function"]["name"]) for each in calls]
+    said = [choice.get("delta") or choice.get("message") for line in lines for choice in line["choices"]]
+    pieces = [each for message in said if message for each in message.get("tool_calls", ())]
+    return [(each["id"], each["function"]["name"]) for each in pieces if "id" in each]
+
+
+@EVERYWHERE
+@BOTH
+@pytest.mark.parametrize("given", [{}, {"id": None}, {"id": ""}, {"id": "same"}])
+@pytest.mark.parametrize("indices", [(0, 1), (0, 0)])
+def test_each_call_has_an_id_of_its_own(
+    http: httpx.Client,
+    cloud: ScriptedProvider,
+    path: str,
+    stream: bool,
+    given: dict[str, Any],
+    indices: tuple[int, int],
+) -> None:
+    calls = [call('{"path": "one"}', index=index) for index in indices]
+    calls = [{**{name: value for name, value in each.items() if name != "id"}, **given} for each in calls]
+    said = {"role": "assistant", "content": None, "tool_calls": calls}
+    cloud.says(events(said, finish="tool_calls") if stream else whole(said, "tool_calls"))
+    ids, names = zip(*ids_of(http, path, stream=stream), strict=True)
+    assert names == ("read", "read")
+    assert all(ids) and ids[0] != ids[1]
+    assert ids[0] == "same" or not given.get("id")
+
+
+@EVERYWHERE
+def test_later_pieces_that_repeat_or_empty_id_and_name(http: httpx.Client, cloud: ScriptedProvider, path: str) -> None:
+    def more(arguments: str, identifier: str, name: str) -> dict[str, Any]:
+        function = {"name": name, "arguments": arguments}
+        return {"tool_calls": [{"index": 0, "id": identifier, "type": "function", "function": function}]}
+
+    begun = {"tool_calls": [{**call("", index=0), "id": "c1"}]}
+    cloud.says(events(begun, more('{"path": ', "", ""), more('"one"}', "c1", ""), more("", "c1", "read")))
+    assert ids_of(http, path, stream=True) == [("c1", "read")]
+    cloud.says(events(begun, more('{"path": ', "", ""), more('"one"}', "c1", ""), more("", "c1", "read")))
+    assert ask(http, path, stream=True)[1] == [{"path": "one"}]
 
 
 @EVERYWHERE
