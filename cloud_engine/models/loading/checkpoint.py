@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ....protocol.decoding import prepare_types
 from ....protocol.errors import ModelLoadError
 from ..fields import Fields, read_json
 
@@ -27,6 +28,9 @@ class _Entry(msgspec.Struct, frozen=True):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
+
+
+prepare_types(_Entry)
 
 
 @dataclass(frozen=True, slots=True)
