@@ -33,6 +33,7 @@ def piece(delta: Any, finish_reason: str | None = None, **more: Any) -> dict[str
 
 
 SAID = {"role": "assistant", "content": "The answer."}
+CALL = {"function": {"name": "f", "arguments": "5"}}
 WHOLE = {
     "deep": (200, DEEP),
     "deep beside an answer": (200, b'{"odd": ' + DEEP + b", " + whole(SAID)[1:]),
@@ -91,7 +92,7 @@ def test_no_stream_takes_the_place_of_the_devices(bench: Any, cloud: FakeCloud, 
         ({"role": "assistant", "content": [{"type": "text", "text": "x"}]}, None),
         ({"role": "assistant", "content": None, "refusal": "no"}, (1, 0)),
         ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, None),
-        ({"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "5"}}]}, (0, 1)),
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1", **CALL}]}, (0, 1)),
         ({"role": "assistant", "content": LOCAL_TEXT, "refusal": 5}, None),
     ],
 )

@@ -133,7 +133,7 @@ def test_models(client: openai.OpenAI) -> None:
         ({"logit_bias": {"5": 1e9}}, 400, "logit_bias", "invalid_value"),
         ({"max_tokens": 0}, 400, "max_tokens", "invalid_value"),
         ({"updraft": {"quality": 0.9}}, 400, "updraft", "unsupported_parameter"),
-        ({"tools": []}, 400, "tools", "invalid_value"),
+        ({"tools": [{"type": "function"}]}, 400, "tools[0]", "invalid_value"),
         ({"use_beam_search": True}, 400, "use_beam_search", "unsupported_parameter"),
         ({"no_such_field": 1}, 400, "no_such_field", "invalid_value"),
         ({"messages": say("x" * 9_000_000)}, 413, None, "request_too_large"),

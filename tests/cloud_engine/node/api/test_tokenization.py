@@ -79,7 +79,7 @@ TOOL = {"type": "function", "function": {"name": "look_up"}}
             {"messages": [SAYS], "continue_final_message": True, "add_generation_prompt": False},
             "continue_final_message",
         ),
-        ({"messages": [SAYS], "tools": []}, "tools"),
+        ({"messages": [SAYS], "tools": [{"type": "function"}]}, "tools[0]"),
         ({"prompt": "a", "tools": [TOOL]}, "tools"),
     ],
 )
