@@ -69,7 +69,7 @@ def demo(
 
 def _config(quality: float | None) -> RouterConfig:
     """Return the default settings instead of the user's, so that the demo gives the same results everywhere."""
-    from ..router.accounting.budget import Prices
+    from ..router.accounting.prices import Prices
     from ..router.config import RouterConfig
 
     prices = Prices(cloud_input=0.5, cloud_output=1.5)  # usual prices of a mid-size model; the pocket cloud is free

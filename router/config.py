@@ -20,7 +20,8 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.requests import ConfidenceSignal
 from ..protocol.safety.redaction import shown_url
 from ..protocol.unicode_forms import read_text
-from .accounting.budget import BudgetLimits, Prices
+from .accounting.budget import BudgetLimits
+from .accounting.prices import Prices
 from .privacy.rules import Privacy
 from .tiers.interfaces import Fallback
 from .tiers.local_server.tier import check_private, checked_url, server_address

@@ -11,7 +11,7 @@ from ...accounting.budget import plain_number
 from ...accounting.prices import Price
 from ...accounting.token_estimate import answer_size, prompt_tokens
 from ...protocol.errors import BudgetExceededError, ConfigurationError
-from ...router.accounting.budget import Prices
+from ...router.accounting.prices import Prices
 
 
 class Spending:

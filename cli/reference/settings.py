@@ -7,7 +7,8 @@ from typing import Any
 from ...accounting.prices import Price
 from ...local_engine.options import LocalOptions
 from ...protocol.settings import PROCESS_VARIABLES
-from ...router.accounting.budget import BudgetLimits, Prices
+from ...router.accounting.budget import BudgetLimits
+from ...router.accounting.prices import Prices
 from ...router.config import CacheSettings, CloudTierConfig, LocalModelOptions, RouterConfig
 from ...router.privacy.rules import Privacy
 from .fields import entries

@@ -1,4 +1,4 @@
-"""Prices, and daily and monthly budgets of a router, in the ledger, so that no limit is exceeded, even after restarts.
+"""Daily and monthly budgets of a router, in the ledger, so that no limit is exceeded, even after restarts.
 
 A request's maximum cost is reserved before the cloud is called, in the same transaction that checks the budget. The
 true cost replaces the reservation at the end. If a process dies in between, the reservation counts as spent.
@@ -14,13 +14,12 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass
 from typing import Literal, TypeVar, get_args
 
 from ...accounting.accounts import AccountUsage, Claim, Kind, granted, renewal
 from ...accounting.budget import DAY_S, Period, TokenDemand, bounds, first_day, plain_number
 from ...accounting.ledger.table import Values
-from ...accounting.prices import MAX_USD, Price
 from ...protocol.errors import BudgetExceededError, ConfigurationError
 from ..request.chat_request import Caller
 from .ledger import REQUESTS, Ledger
@@ -299,42 +298,3 @@ def _today() -> int:
 def _check(holds: bool, rule: str) -> None:
     if not holds:
         raise ConfigurationError(f"{rule}.", param=rule.partition(" must ")[0])
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """Prices in US dollars per million tokens. By default, the device is free and a cloud's cost is unknown."""
-
-    # Price of prompt tokens on the device.
-    local_input: float = 0.0
-    # Price of completion tokens on the device.
-    local_output: float = 0.0
-    # Price of prompt tokens in the cloud, for models missing in `models`. Requires `cloud_output`.
-    cloud_input: float | None = None
-    # Price of completion tokens in the cloud, for models missing in `models`. Requires `cloud_input`.
-    cloud_output: float | None = None
-    # Prices of cloud models by name: `input`, `output`, and optionally `cached_input` and `max_output`.
-    models: dict[str, Price] = field(default_factory=dict[str, Price])
-
-    def __post_init__(self) -> None:
-        for name in ("local_input", "local_output", "cloud_input", "cloud_output"):
-            value: float | None = getattr(self, name)
-            if value is not None and not 0 <= value <= MAX_USD:
-                message = f"prices.{name} must be 0 or more, and at most {MAX_USD:g}."
-                raise ConfigurationError(message, param=f"prices.{name}")
-        if (self.cloud_input is None) != (self.cloud_output is None):
-            missing = "prices.cloud_input" if self.cloud_input is None else "prices.cloud_output"
-            raise ConfigurationError(f"{missing} is missing: set it too, to 0 if the cloud is free.", param=missing)
-
-    def local(self, prompt_tokens: int, completion_tokens: int) -> float:
-        return Price(self.local_input, self.local_output).of(prompt_tokens, completion_tokens)
-
-    def cloud(self, model: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
-        """Return the cost in US dollars, or None if the model has no price."""
-        price = self.of_cloud(model)
-        return None if price is None else price.of(prompt_tokens, completion_tokens, cached_tokens)
-
-    def of_cloud(self, model: str) -> Price | None:
-        if model in self.models or self.cloud_input is None or self.cloud_output is None:
-            return self.models.get(model)
-        return Price(self.cloud_input, self.cloud_output)

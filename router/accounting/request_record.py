@@ -21,8 +21,9 @@ from ..gates.gates import GateDecision
 from ..request.chat_request import Caller
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer
-from .budget import NO_CHARGE, Charge, Demand, Prices, Reservation
+from .budget import NO_CHARGE, Charge, Demand, Reservation
 from .ledger import LedgerRow
+from .prices import Prices
 
 # Maximum characters of the model name and of the reason in a row. Both may contain callers' input of any length.
 MAX_MODEL_CHARS, MAX_REASON_CHARS = 100, 500

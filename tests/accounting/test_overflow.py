@@ -19,7 +19,7 @@ import asyncio, os, resource, sys
 from dataclasses import replace
 from pathlib import Path
 from updraft.router.accounting.ledger import RequestWriter
-from updraft.router.accounting.budget import Prices
+from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
 
 path, count, length, limit = Path(sys.argv[1]), *map(int, sys.argv[2:])

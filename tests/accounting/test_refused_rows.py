@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from updraft.accounting.ledger.store import LedgerWriteError, SqliteStore
 from updraft.accounting.ledger.table import BookedRow, Values
-from updraft.router.accounting.budget import Prices
 from updraft.router.accounting.ledger import Ledger, RequestWriter
+from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
 
 ROW = RequestRecord(Prices(), "large").row(200)

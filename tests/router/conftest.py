@@ -11,7 +11,7 @@ import pytest
 from cascade_bench import Bench
 from cloud_fixture import cloud, cloud_server
 from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
-from updraft.router.accounting.budget import Prices
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.tiers import failures

@@ -16,7 +16,7 @@ import pytest
 import updraft
 from router_fakes import ScriptedGates
 from updraft.local_engine.engine import LocalEngine, LocalOptions
-from updraft.router.accounting.budget import Prices
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.factory import open_cloud
 from updraft.router.state import Tiers

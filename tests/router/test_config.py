@@ -10,7 +10,8 @@ import pytest
 import updraft
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.settings import PROCESS_VARIABLES
-from updraft.router.accounting.budget import BudgetLimits, Prices
+from updraft.router.accounting.budget import BudgetLimits
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.settings_sources import load_config
 

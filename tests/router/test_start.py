@@ -13,7 +13,7 @@ from cascade_bench import Bench, run
 from router_fakes import FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.protocol.errors import ConfigurationError, ModelLoadError, OverloadedError
 from updraft.protocol.http.wire import WireRequest
-from updraft.router.accounting.budget import Prices
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.factory import check_startable
 from updraft.router.router import Router

@@ -22,7 +22,8 @@ from openai_versions import passes_errors_on
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from updraft.accounting.prices import Price
 from updraft.protocol.errors import ConfigurationError, EngineError
-from updraft.router.accounting.budget import BudgetLimits, Prices
+from updraft.router.accounting.budget import BudgetLimits
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.privacy.rules import Privacy
 from waiting import ledger_rows, wait_for

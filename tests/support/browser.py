@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from serving import serving
-from updraft.router.accounting.budget import Prices
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app

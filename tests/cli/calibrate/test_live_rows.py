@@ -17,8 +17,9 @@ from updraft.cli.calibrate.live_rows import LiveRows, RefusedError, TierPair, cl
 from updraft.cli.calibrate.saved_answers import SavedAnswers
 from updraft.cli.calibrate.spending import Spending
 from updraft.protocol.errors import ConfigurationError
-from updraft.router.accounting.budget import BudgetLimits, Prices
+from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.factory import open_local_tier
 from updraft.router.privacy.rules import Privacy

@@ -12,8 +12,8 @@ from ledger_rows import add_row
 from typer.testing import CliRunner
 from updraft.cli.main import app
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError, StorageError
-from updraft.router.accounting.budget import Prices
 from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
 
 DAY_S = 86_400

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from updraft.accounting.reported_usage import ReportedUsage
 from updraft.cli.main import app
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError, NotFoundError
-from updraft.router.accounting.budget import Prices
 from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import CloudCall, RequestRecord
 from updraft.router.gates.gates import GateDecision
 from updraft.router.request.chat_request import Caller

@@ -24,8 +24,9 @@ from updraft.accounting.prices import Price
 from updraft.accounting.token_estimate import answer_size, prompt_tokens
 from updraft.protocol.errors import BudgetExceededError, ConfigurationError
 from updraft.protocol.http.wire import WireRequest
-from updraft.router.accounting.budget import Budget, BudgetLimits, Charge, Demand, Prices
+from updraft.router.accounting.budget import Budget, BudgetLimits, Charge, Demand
 from updraft.router.accounting.ledger import REQUESTS, Ledger
+from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
 from updraft.router.config import CloudTierConfig, RouterConfig
 from updraft.router.request.chat_request import Caller

@@ -24,8 +24,9 @@ from updraft.accounting.ledger.store import SqliteStore
 from updraft.accounting.ledger.table import BookedRow
 from updraft.accounting.ledger.writer import CLOSE_S
 from updraft.protocol.http.wire import WireRequest
-from updraft.router.accounting.budget import BudgetLimits, Prices
+from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.ledger import REQUESTS, Ledger, RequestWriter, collect_rows
+from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
 from updraft.router.config import CacheSettings
 from updraft.router.privacy.rules import Privacy

@@ -27,8 +27,9 @@ from updraft.accounting.prices import Price
 from updraft.accounting.token_estimate import LIMITS, answer_size, capped
 from updraft.protocol.errors import BudgetExceededError
 from updraft.protocol.http.wire import WireRequest
-from updraft.router.accounting.budget import NO_CHARGE, Budget, BudgetLimits, Charge, Demand, Prices, Reservation
+from updraft.router.accounting.budget import NO_CHARGE, Budget, BudgetLimits, Charge, Demand, Reservation
 from updraft.router.accounting.ledger import REQUESTS, Ledger
+from updraft.router.accounting.prices import Prices
 from updraft.router.request.chat_request import Caller
 
 INPUT, OUTPUT = 1.0, 5.0
@@ -447,7 +448,7 @@ _PROCESS = """
 import asyncio, sys
 from updraft.router.config import RouterConfig
 from updraft.router.accounting.budget import BudgetLimits
-from updraft.router.accounting.budget import Prices
+from updraft.router.accounting.prices import Prices
 from updraft.accounting.prices import Price
 from updraft import AsyncOpenAI
 from dataclasses import replace

@@ -11,7 +11,8 @@ from budget_probe import spent
 from cascade_bench import run, text_of, updraft_of
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, running_cloud
 from updraft.accounting.prices import Price
-from updraft.router.accounting.budget import BudgetLimits, Prices
+from updraft.router.accounting.budget import BudgetLimits
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import CloudTierConfig
 
 

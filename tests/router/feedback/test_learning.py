@@ -25,7 +25,7 @@ from updraft.classifier.policy.folders import policy_folder_of
 from updraft.embedded.pocket import policy_folder as pocket_policy_folder
 from updraft.protocol.http.wire import WireRequest
 from updraft.protocol.requests import Message
-from updraft.router.accounting.budget import Prices
+from updraft.router.accounting.prices import Prices
 from updraft.router.accounting.request_record import RequestRecord
 from updraft.router.config import CacheSettings, CloudTierConfig, RouterConfig
 from updraft.router.factory import load_learning_gates

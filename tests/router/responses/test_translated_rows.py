@@ -12,8 +12,8 @@ import pytest
 from router_fakes import FakeCloud, tiers
 from scripted_cloud import cloud_says, cloud_streams
 from serving import serving
-from updraft.router.accounting.budget import Prices
 from updraft.router.accounting.ledger import Ledger
+from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app

@@ -11,7 +11,7 @@ import pytest
 from provider_daemons import running_daemons
 from scripted_provider import ScriptedProvider, running_provider
 from updraft.accounting.prices import Price
-from updraft.router.accounting.budget import Prices
+from updraft.router.accounting.prices import Prices
 from updraft.router.tiers.providers.gemini import ContentEvents
 
 HEAD = {"id": "c", "object": "chat.completion", "created": 1, "model": "m"}
