@@ -39,6 +39,7 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep GPUs visible to replicas that reserve none
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 s end a proxy that still starts on a busy machine
 }
 
 
