@@ -219,7 +219,7 @@ def tool_notes(tools: Any, functions: Sequence[str | None] = ("function",)) -> l
     notes: list[str] = []
     for index, tool in enumerate(cast("list[Any]", tools) if isinstance(tools, list) else ()):
         if (kind := member(tool, "type")) not in functions:
-            notes.append(f"tools[{index}]: left out, no model here can call {str(kind)[:100]!r}")
+            notes.append(f"tools[{index}]: left out, {str(kind)[:100]!r} is a tool of a vendor's servers")
         else:
             given = [name for name in TOOL_HINTS if member(tool, name) and name != "cache_control"]
             notes += [f"tools[{index}].{name}: no effect" for name in given]

@@ -23,8 +23,10 @@ from ..http.lenient_json import json_bytes, json_of, object_of, objects_of, raw_
 #: Fields whose texts or lists are concatenated across chunks. For other fields the last non-empty value counts.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments", "input")
 _LISTS = ("thinking_blocks", "annotations", "citations")  # each chunk adds complete entries
-#: Anthropic's stop reason of an unfinished answer, and the `stop_reason` of its chat choice.
-PAUSED = "pause_turn"
+#: Anthropic's stop reasons of answers that continue when the caller sends them back. Chat choices have them, too.
+PAUSES = ("pause_turn", "compaction")
+#: All stop reasons of unfinished answers.
+UNFINISHED = (*PAUSES, "model_context_window_exceeded")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 #: Fields of chat messages that only the cloud that wrote them can read: Anthropic's, OpenRouter's and Google's.
 OPAQUE = ("thinking_blocks", "reasoning_details", "extra_content")

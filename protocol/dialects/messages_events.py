@@ -13,7 +13,8 @@ from ..http.lenient_json import json_bytes, json_of, object_of, objects_of
 from ..http.sse import TranslatedBody
 from ..http.wire import WireResponse, anthropic_error
 from .chat_chunks import (
-    PAUSED,
+    PAUSES,
+    UNFINISHED,
     add_details,
     are_complete,
     arguments_of,
@@ -72,7 +73,7 @@ class AnthropicEvents:
         self._state: dict[str, Any] = {}  # fields for `_seal` to send
         self._refused = False
         self._finish_reason: str | None = None
-        self._is_paused = False
+        self._unfinished: str | None = None  # the one of `UNFINISHED` that ended the answer
 
     def begin(self) -> list[bytes]:
         self._emit("message_start", message=self.message)
@@ -91,7 +92,8 @@ class AnthropicEvents:
                 self._read_delta(delta)
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             stopped_by: Any = choice.get("stop_reason")
-            self._is_paused |= choice.get("finish_reason") == "length" and stopped_by == PAUSED
+            if choice.get("finish_reason") == "length" and stopped_by in UNFINISHED:
+                self._unfinished = stopped_by
             if stopped_by in self._stop_sequences:
                 self.message["stop_sequence"] = stopped_by
         return self._taken()
@@ -125,7 +127,7 @@ class AnthropicEvents:
         self._begin_waiting(at_end=True)
         self._close()
         self._seal()
-        notes, cut = list[str](), self._finish_reason == "length" and not self._is_paused
+        notes, cut = list[str](), self._finish_reason == "length" and self._unfinished not in PAUSES
         for block in self.message["content"]:
             if block["type"] == "tool_use":
                 block["input"], changes = arguments_of(block["name"], block["input"], cut=cut)
@@ -136,7 +138,7 @@ class AnthropicEvents:
             reason = "tool_use" if any(block["type"] == "tool_use" for block in message["content"]) else "end_turn"
         if self._finish_reason == "stop" and message["stop_sequence"] is not None:
             reason = "stop_sequence"
-        message["stop_reason"] = "refusal" if self._refused else PAUSED if self._is_paused else reason
+        message["stop_reason"] = "refusal" if self._refused else self._unfinished or reason
         delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
         extension = {"updraft": message["updraft"]} if "updraft" in message else {}
         self._emit("message_delta", delta=delta, usage=message["usage"], **extension)
@@ -164,10 +166,10 @@ class AnthropicEvents:
             self._close()
 
     def _sign(self, block: dict[str, Any]) -> None:
-        """Send a signed thinking block, without its text if that was already streamed."""
+        """Send a block that only Anthropic reads: of a thought, its text only if that was not yet streamed."""
         opened = self._open
-        if block.get("type") == "redacted_thinking":
-            self._begin_block({"type": "redacted_thinking", "data": block.get("data")})
+        if block.get("type") in ("redacted_thinking", "compaction"):
+            self._begin_block({name: value for name, value in block.items() if name != "index"})
         else:
             if opened is None or opened["type"] != "thinking":
                 self._begin_block(opened := {"type": "thinking", **_BEGUN["thinking"]})

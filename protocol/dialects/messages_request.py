@@ -16,9 +16,9 @@ from ..structured import TOOL_HINTS, tool_notes
 from .chat_chunks import content_of, message_of, text_of
 
 Block = dict[str, Any]
-_KNOWN = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document")
+_KNOWN = ("text", "thinking", "redacted_thinking", "compaction", "tool_use", "tool_result", "image", "document")
 #: Types of blocks whose text only a vendor's servers can use, such as results of Anthropic's web search.
-_VENDOR = re.compile(r"\w+_tool_result|compaction")
+_VENDOR = re.compile(r"\w+_tool_result")
 _MEDIA = re.compile(r"image|audio|video|file")  # in types of blocks that hold content other than text
 #: Fields with the same name in chat requests.
 _SAME = ("model", "temperature", "top_p", "top_k", "updraft")
@@ -94,7 +94,7 @@ def _assistant(blocks: list[Block], param: str) -> Block:
         elif kind == "thinking":
             thought = {"reasoning_content": _text(block, kind, place)}
             deltas.append(thought | (signed if block.get("signature") else {}))
-        elif kind == "redacted_thinking":
+        elif kind in ("redacted_thinking", "compaction"):
             deltas.append(signed)
         elif kind == "tool_use":
             deltas.append({"tool_calls": [_call(block, place)]})

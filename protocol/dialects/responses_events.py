@@ -16,7 +16,7 @@ from ..errors import UpstreamError, invalid_value
 from ..hints import storable
 from ..http.lenient_json import json_of, object_of, objects_of
 from .chat_chunks import (
-    PAUSED,
+    PAUSES,
     add_details,
     are_complete,
     calls_of,
@@ -51,7 +51,11 @@ _ECHOED = (
 _DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "top_logprobs": 0}
 _EFFECTIVE = ("temperature", "top_p", "service_tier")  # reported by the model that answers
 _NO_DETAILS = {"description": None, "parameters": None, "strict": False}
-_INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter", PAUSED: PAUSED}
+_INCOMPLETE = {
+    "length": "max_output_tokens",
+    "content_filter": "content_filter",
+    **{reason: reason for reason in PAUSES},
+}
 _ASK = (
     "Summarize this conversation for a colleague who will continue it. Keep names, numbers, decisions, results of "
     "tools and open tasks. Write only the summary."
@@ -158,7 +162,8 @@ class ResponseEvents:
             logprobs = objects_of(object_of(choice.get("logprobs")).get("content"))
             for delta in deltas_of(choice):
                 self._read_delta(delta, logprobs)
-            reason = PAUSED if choice.get("stop_reason") == PAUSED else choice.get("finish_reason")
+            stopped_by: Any = choice.get("stop_reason")
+            reason = stopped_by if stopped_by in PAUSES else choice.get("finish_reason")
             self._finish_reason = reason or self._finish_reason
         return self._taken()
 

@@ -166,7 +166,7 @@ def test_vendors_tools_are_left_out(client: httpx.Client, local: ScriptedLocal, 
     asked = {**ENDPOINTS[path], "model": "auto"}
     for vendor in VENDORS:
         assert notes_of(ask(client, path, **asked, tools=[vendor, TOOL])) == [
-            f"tools[0]: left out, no model here can call {vendor['type']!r}"
+            f"tools[0]: left out, {vendor['type']!r} is a tool of a vendor's servers"
         ]
         assert [tool.function.name for tool in local.options[-1]["tools"].tools] == ["weather"]
         ask(client, path, **asked, tools=[vendor])

@@ -124,6 +124,8 @@ def anthropic_says(cloud: ScriptedProvider, blocks: list[dict[str, Any]], reason
         pieces: list[dict[str, Any]] = [
             {"type": f"{name}_delta", name: part} for name in empty for part in (block[name][:1], block[name][1:])
         ]
+        if block["type"] == "compaction":
+            begun["content"], pieces = None, [{"type": "compaction_delta", "content": block["content"]}]
         if "input" in block:
             begun["input"], pieces = {}, [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
         pieces += [{"type": "citations_delta", "citation": each} for each in block.get("citations", ())]

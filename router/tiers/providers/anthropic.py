@@ -9,7 +9,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
-from ....protocol.dialects.chat_chunks import PAUSED, citations_of
+from ....protocol.dialects.chat_chunks import PAUSES, UNFINISHED, citations_of
 from ....protocol.dialects.messages_request import is_vendor_block
 from ....protocol.http.forwarding import NativeRequest
 from ....protocol.http.lenient_json import object_of, table, tables
@@ -31,15 +31,15 @@ from .provider import (
 
 _FINISHES = {
     "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    PAUSED: "length",  # of OpenAI's reasons, the only one that means an unfinished answer
+    **dict.fromkeys(UNFINISHED, "length"),  # of OpenAI's reasons, the only one that means an unfinished answer
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
 _PAUSED_NOTE = "the cloud paused its answer: send the answer back unchanged to continue"
 _SHOWN = {"text": "content", "thinking": "reasoning_content"}  # names in chat completions
-#: Fields of thinking blocks. Anthropic checks the last field, its signature or encrypted data.
-_SIGNED = {"thinking": ("thinking", "signature"), "redacted_thinking": ("data",)}
+#: Fields of blocks that only Anthropic reads. The last field is its signature, encrypted data, or summary of the turns
+#: before.
+_SIGNED = {"thinking": ("thinking", "signature"), "redacted_thinking": ("data",), "compaction": ("content",)}
 _VERSION = "2023-06-01"
 _NO_RESULT = "No result."  # result of a call that the conversation leaves unanswered
 _REPAIRED = "messages: tool calls and results that do not match were repaired"
@@ -74,7 +74,7 @@ _ERRORS: ErrorCodes = {
 
 
 def signed_thoughts(blocks: Any) -> list[dict[str, Any]]:
-    """Return the thinking blocks that Anthropic has signed, with only the fields that its API accepts."""
+    """Return the blocks that only Anthropic reads, with only the fields that its API accepts."""
     return [
         {"type": kind, **{name: block.get(name) for name in _SIGNED[kind]}}
         for block in tables(blocks) or []
@@ -149,6 +149,7 @@ class MessageEvents:
     def _delta(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
         self._citations += [citation] if (citation := table(delta.get("citation"))) else []
         name = str(delta.get("type")).removesuffix("_delta").replace("input_json", "partial_json")
+        name = "content" if name == "compaction" else name
         text = str(delta.get(name) or "")
         self._texts[name].append(text)
         is_call = self._block.get("type") == "tool_use"
@@ -191,12 +192,12 @@ class MessageEvents:
         if reason is None:
             return [usage]
         last = self._chunks.delta({}, _FINISHES.get(str(reason), "stop"))
-        notes = [_PAUSED_NOTE] if reason == PAUSED else []
+        notes = [_PAUSED_NOTE] if reason in PAUSES else []
         if self._lost:
             notes.append(f"blocks of the answer were left out: {', '.join(self._lost)}")
         if notes:
             last["updraft"] = {"notes": notes}
-        stopped_by = PAUSED if reason == PAUSED else ended.get("stop_sequence")
+        stopped_by = reason if reason in UNFINISHED else ended.get("stop_sequence")
         if stopped_by is not None:  # vLLM's field for the stop sequence that ended the answer
             last["choices"][0]["stop_reason"] = stopped_by
         return [last, usage]
@@ -360,7 +361,7 @@ def _accepted_blocks(block: dict[str, Any], ids: _CallIds, notes: list[str]) -> 
     match block.get("type"):
         case "text":
             return [_with_own_citations(block)] if str(block.get("text") or "").strip() else []
-        case "thinking" | "redacted_thinking":
+        case "thinking" | "redacted_thinking" | "compaction":
             return signed_thoughts([block])
         case "tool_use":
             return [{**_with_sent_name(block), "id": ids.of_call(str(block.get("id")))}]

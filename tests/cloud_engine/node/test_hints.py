@@ -51,7 +51,7 @@ def test_what_had_no_effect_is_noted(client: httpx.Client) -> None:
     asked = {**ENDPOINTS["/v1/chat/completions"], "user": "ann", "metadata": {"a": "b"}, "tools": tools}
     assert ask(client, "/v1/chat/completions", **asked)["updraft"]["notes"] == [
         "metadata, user: no effect",
-        "tools[0]: left out, no model here can call 'web_search'",
+        "tools[0]: left out, 'web_search' is a tool of a vendor's servers",
     ]
     message = ask(client, "/v1/messages", **ENDPOINTS["/v1/messages"], metadata={"user_id": "ann"})
     assert message["updraft"]["notes"] == ["metadata: no effect"]

@@ -287,23 +287,32 @@ def test_annotations_of_openai(cloud: ScriptedProvider, daemons: dict[str, str],
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("pause", ["pause_turn", "compaction"])
 def test_a_paused_turn_is_not_finished(
-    cloud: ScriptedProvider, daemons: dict[str, str], path: str, stream: bool
+    cloud: ScriptedProvider, daemons: dict[str, str], path: str, stream: bool, pause: str
 ) -> None:
-    anthropic_says(cloud, [{"type": "text", "text": "I search."}], "pause_turn", stream=stream)
+    anthropic_says(cloud, [{"type": "text", "text": "I search."}], pause, stream=stream)
     answer = ask(daemons["anthropic"], path, [USER], stream=stream)
     assert any("paused" in note for note in notes_in(answer))
     if path == MESSAGES:
         ends = [event.get("delta", event).get("stop_reason") for event in answer]
-        assert [end for end in ends if end] == ["pause_turn"]
+        assert [end for end in ends if end] == [pause]
     elif path == CHAT:
         choices = [choice for event in answer for choice in event["choices"]]
         assert [(each["finish_reason"], each["stop_reason"]) for each in choices if each.get("finish_reason")] == [
-            ("length", "pause_turn")
+            ("length", pause)
         ]
     else:
         response = answer[-1].get("response", answer[-1])
-        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "pause_turn"})
+        assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": pause})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_context_has_its_own_stop_reason(cloud: ScriptedProvider, daemons: dict[str, str], stream: bool) -> None:
+    anthropic_says(cloud, [{"type": "text", "text": "I"}], "model_context_window_exceeded", stream=stream)
+    answer = ask(daemons["anthropic"], MESSAGES, [USER], stream=stream)
+    ends = [event.get("delta", event).get("stop_reason") for event in answer]
+    assert [end for end in ends if end] == ["model_context_window_exceeded"]
 
 
 PATCH = 'say "\u00e9"\n\\'

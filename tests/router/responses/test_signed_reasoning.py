@@ -195,6 +195,7 @@ def test_signatures_of_anthropic(
 ) -> None:
     use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Oslo"}}
     blocks = [
+        {"type": "compaction", "content": "Before, we greeted."},
         {"type": "thinking", "thinking": "I look.", "signature": "c2ln"},
         {"type": "redacted_thinking", "data": "c2VjcmV0"},
         use if called else {"type": "text", "text": "So."},
