@@ -20,6 +20,7 @@ from .kv.sizing import KVCacheSize
 from .output.output_processor import OutputProcessor, cut_drafts
 from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
+from .scheduling.step_record import RecordHeader, StepRecorder
 from .speculation.draft_model import DraftModel
 from .speculation.drafter import Drafter, NgramDrafter
 from .speculation.speculator import Speculator
@@ -84,6 +85,10 @@ class Engine:
         self._speculator = Speculator([*own, *drafters], config)
         self._worker = Worker(runner, self._speculator.propose)
         self._counters = EngineStats()
+        self._recorder: StepRecorder | None = None
+        if config.record_steps is not None:
+            window = None if sizes.window is None else (sizes.window.num_tokens, sizes.window.max_chunk)
+            self._recorder = StepRecorder(Path(config.record_steps), RecordHeader(config, sizes.num_blocks, window))
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         # Requests with a reserved place in the queue, and their arrival time, in `time.monotonic` seconds.
         self._expected: dict[str, tuple[GenerationRequest, float]] = {}
@@ -151,7 +156,10 @@ class Engine:
             self._check(request)
         arrived = time.monotonic() if expected is None else expected[1]
         grammar = self.prepare(request) if grammar is None else grammar
-        self._outputs.begin([self._answer(request, index, grammar, arrived) for index in range(request.n)])
+        states = [self._answer(request, index, grammar, arrived) for index in range(request.n)]
+        if self._recorder is not None:
+            self._recorder.add(states[0])
+        self._outputs.begin(states)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request and free its blocks; do nothing if the id is unknown or the request has finished.
@@ -159,6 +167,8 @@ class Engine:
         With an `index`, drop only that answer; the request's other answers continue.
         """
         expected = self._expected.pop(request_id, None) is not None
+        if self._recorder is not None:
+            self._recorder.remove(request_id, index, self._outputs.states(request_id))
         self._counters.aborted_requests += self._outputs.drop(request_id, index) or expected
 
     def step(self) -> StepOutputs:
@@ -167,9 +177,14 @@ class Engine:
         batch = self._scheduler.schedule()
         if not batch:
             return StepOutputs()
-        outputs = self._outputs.process(batch, self._execute(batch))
+        if self._recorder is not None:
+            self._recorder.begin(batch)
+        result = self._execute(batch)
+        outputs = self._outputs.process(batch, result)
         step_s = time.perf_counter() - started
         self._speculator.observe(batch, step_s)
+        if self._recorder is not None:
+            self._recorder.end(batch, result, self._speculator.draft_tokens, step_s)
         self._scheduler.observe(len(batch), step_s)
         self._counters.step_seconds.observe(step_s)
         return outputs
@@ -180,8 +195,11 @@ class Engine:
         plan, worker = self._scheduler.plan(batch), self._worker
         sampling = self._draft(plan, batch[plan.num_decodes :])
         worker.launch(plan, sampling)
-        if worker.runner.runs_ahead and (ahead := self._scheduler.plan_ahead(batch)) is not None:
+        ahead = self._scheduler.plan_ahead(batch) if worker.runner.runs_ahead else None
+        if ahead is not None:
             worker.launch_ahead(ahead)
+        if self._recorder is not None:
+            self._recorder.plan(plan, ahead)
         return worker.read(plan)
 
     def _draft(self, plan: StepPlan, batch: Sequence[ScheduledRequest]) -> StepSampling:
@@ -210,6 +228,8 @@ class Engine:
         """
         lost = self._outputs.request_ids()
         self._worker.reset()
+        if self._recorder is not None:
+            self._recorder.reset()
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         self._counters.aborted_requests += len(lost)
         return lost

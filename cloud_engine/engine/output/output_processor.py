@@ -40,6 +40,10 @@ class OutputProcessor:
         """Return whether a client streams any of the answers."""
         return bool(self._streamed)
 
+    def states(self, request_id: str) -> Sequence[RequestState]:
+        """Return the unfinished answers of a request; none if the id is unknown."""
+        return self._states.get(request_id, ())
+
     def request_ids(self) -> list[str]:
         return list(self._states)
 

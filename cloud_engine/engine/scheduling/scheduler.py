@@ -112,7 +112,7 @@ class Scheduler:
         if granted := self._speculator.grant(decodes, other_requests, for_drafts, self._cache.grow):
             for item in granted:
                 self.decodes.leave(item.state)
-            other_requests += [item for item in decodes if item.state.decode is not item]
+            other_requests = [item for item in decodes if item.state.decode is not item] + other_requests
             decodes = [item for item in decodes if item.state.decode is item]
         self._num_decodes = len(decodes)
         return [*decodes, *other_requests]
