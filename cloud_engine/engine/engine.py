@@ -214,12 +214,8 @@ class Engine:
             if (draft := drafts.get(item.state.slot)) is not None:
                 item.draft_ids, item.draft_ends = list(draft.token_ids), draft.ends
         cut_drafts(batch)
-        constrained = [item for item in batch if item.state.grammar is not None]
-        return StepSampling(
-            plan.id,
-            {item.state.slot: _masks(item) for item in constrained},
-            {item.state.slot: len(item.draft_ids) for item in constrained},
-        )
+        masks = {item.state.slot: _masks(item) for item in batch if item.state.grammar is not None and item.num_samples}
+        return StepSampling(plan.id, masks)
 
     def reset(self) -> list[str]:
         """Drop all requests and the KV cache, and return the ids of the dropped requests.

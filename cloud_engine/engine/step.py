@@ -78,13 +78,14 @@ class DraftProposal(msgspec.Struct, frozen=True):
 
 
 class StepSampling(msgspec.Struct, frozen=True):
-    """The masks of a step, and the drafts that grammars cut."""
+    """The grammar masks of a step.
+
+    `masks`: by slot, bit sets of allowed tokens after 0, 1, 2 ... drafts; None after drafts that complete the grammar.
+    Further drafts, which the grammar forbids, are not verified.
+    """
 
     id: int
-    # By slot: bit sets of allowed tokens after 0, 1, 2 ... drafts. None after drafts that complete the grammar.
     masks: dict[int, list[bytes | None]] = {}
-    # By slot with a grammar: number of draft tokens to verify, which the grammar allows.
-    num_drafts: dict[int, int] = {}
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -174,9 +174,9 @@ class Worker:
         decodes, other_states = batch[:num_decodes], batch[num_decodes:]
         rows = [_row(state, 0, None) for state in decodes]
         for state in other_states:
-            del state.draft_ids[sampling.num_drafts.get(state.sequence.slot, len(state.draft_ids)) :]
             masks = _masks(state, sampling)
-            rows += [_row(state, index, masks[index]) for index in range(state.num_samples)]
+            del state.draft_ids[max(0, len(masks) - 1) :]
+            rows += [_row(state, index, mask) for index, mask in enumerate(masks)]
         if other_states:
             logits = self.runner.run([_chunk(state) for state in batch])
             logits, scores = score_prompts(batch, logits)
@@ -194,13 +194,12 @@ def _row(state: SlotState, num_drafts: int, mask: Mask | None) -> SamplingRow:
 
 
 def _masks(state: SlotState, sampling: StepSampling) -> Sequence[Mask | None]:
-    """Return the mask of each sampled row. Raises EngineError if one is missing: no row is sampled unmasked."""
-    number = state.num_samples
-    if not state.sequence.is_constrained:
-        return [None] * number
-    masks = sampling.masks.get(state.sequence.slot, [])
-    if len(masks) < number:
-        raise EngineError(f"Step {sampling.id} has {len(masks)} of {number} grammar masks of a sequence.")
+    """Return the mask of each row to sample. Raises EngineError if masks are missing: no row is sampled unmasked."""
+    if not state.sequence.is_constrained or not state.num_samples:
+        return [None] * state.num_samples
+    masks = sampling.masks.get(state.sequence.slot)
+    if not masks:
+        raise EngineError(f"Step {sampling.id} has no grammar mask for slot {state.sequence.slot}.")
     return [None if mask is None else np.frombuffer(mask, np.int32) for mask in masks]
 
 
