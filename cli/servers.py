@@ -172,6 +172,10 @@ class EngineFlags(options.BatchLimits):
     enforce_eager: Annotated[
         bool, typer.Option(help="On a GPU, decode without CUDA graphs: faster start, slower steps.")
     ] = False
+    record_steps: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Record the last 10,000 steps: hashes and times, no text."),
+    ] = None
 
     def config(self, threads: int | None) -> EngineConfig:
         from ..cloud_engine.engine.config import EngineConfig, settings_of, usual_block_size

@@ -9,7 +9,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor, nn
 
-from ...cloud_engine.engine.execution.cuda_graphs import CudaRecorder
+from ...cloud_engine.engine.worker.cuda_graphs import CudaRecorder
 from ...cloud_engine.models.decoder import Decoder
 from ...kernels.linear.ops import implementations
 

@@ -12,9 +12,9 @@ import torch
 
 from ...cloud_engine.engine.config import EngineConfig, usual_block_size
 from ...cloud_engine.engine.engine import Engine
-from ...cloud_engine.engine.execution.devices import yields_to_other_processes
-from ...cloud_engine.engine.execution.served_model import ServedModel
 from ...cloud_engine.engine.types.request import GenerationRequest
+from ...cloud_engine.engine.worker.devices import yields_to_other_processes
+from ...cloud_engine.engine.worker.served_model import ServedModel
 from ...cloud_engine.models.decoder import Decoder
 from ...protocol.sampling import SamplingParams
 from ..shared.workload import WorkloadRequest

@@ -9,8 +9,8 @@ from pathlib import Path
 def main(folder: Path, dtype: str, device: str) -> None:
     from ...cloud_engine.engine.config import EngineConfig
     from ...cloud_engine.engine.engine import Engine
-    from ...cloud_engine.engine.execution.served_model import ServedModel
     from ...cloud_engine.engine.types.request import GenerationRequest
+    from ...cloud_engine.engine.worker.served_model import ServedModel
     from ...cloud_engine.models.loading.loader import load_model
     from ...kernels.runtime.host_memory import keep_freed_memory
     from ...protocol.sampling import SamplingParams

@@ -11,7 +11,7 @@ import torch
 
 from ...cloud_engine.engine.config import EngineConfig
 from ...cloud_engine.engine.engine import Engine
-from ...cloud_engine.engine.execution.served_model import ServedModel
+from ...cloud_engine.engine.worker.served_model import ServedModel
 from ...cloud_engine.models.loading.loader import load_model
 from ..shared.workload import WorkloadRequest
 from .driving import add

@@ -7,18 +7,16 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 
-import torch
-
 from ...cloud_engine.engine.config import EngineConfig
 from ...cloud_engine.engine.engine import Engine
-from ...cloud_engine.engine.execution.served_model import ServedModel
-from ...cloud_engine.engine.execution.step_result import LaunchedStep
 from ...cloud_engine.engine.kv.kv_cache_manager import KVCacheManager
 from ...cloud_engine.engine.scheduling.scheduler import Scheduler
 from ...cloud_engine.engine.speculation.speculator import Speculator
+from ...cloud_engine.engine.step import StepResult
 from ...cloud_engine.engine.types.prediction import PredictionCursor
 from ...cloud_engine.engine.types.request import GenerationRequest
 from ...cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
+from ...cloud_engine.engine.worker.served_model import ServedModel
 from ...cloud_engine.models.config import ModelConfig
 from ...cloud_engine.models.decoder import Decoder
 from ...cloud_engine.models.rope import RotaryConfig
@@ -62,12 +60,13 @@ class _ModelFreeEngine(Engine):
 
     computed_s = 0.0
 
-    def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
+    def _execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
+        plan = self._scheduler.plan(batch)
         started = time.perf_counter()
-        samples = sum(item.num_samples for item in batch)
-        launched = LaunchedStep(batch, torch.full((samples,), _VOCABULARY - 1), [], torch.zeros(samples, _VOCABULARY))
+        counts = [item.num_samples for item in batch]
+        result = StepResult(plan.id, counts, [_VOCABULARY - 1] * sum(counts))
         self.computed_s += time.perf_counter() - started
-        return launched
+        return result
 
 
 def step_rows(requests: Sequence[WorkloadRequest], config: EngineConfig) -> list[tuple[int, int]]:

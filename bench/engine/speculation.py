@@ -27,8 +27,8 @@ from .driving import make_engine
 from .shapes import random_model, shape_config
 
 if TYPE_CHECKING:
-    from ...cloud_engine.engine.types.request_state import ScheduledRequest
     from ...cloud_engine.engine.types.sampling_row import RowOf
+    from ...cloud_engine.engine.types.slot_state import SlotState
 
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -138,11 +138,11 @@ class OracleDrafter(DraftModel):
     def offer(self, state: RequestState, limit: int) -> int:
         return min(limit, len(self._answer) - state.num_generated_tokens)
 
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
+    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> DraftWork:
         work = super().propose(batch, row_of)
         for item in batch:
             if item.drafter == self.name:
-                start = item.state.num_generated_tokens
+                start = item.num_generated_tokens
                 right = self._answer[start : start + len(item.draft_ids)]
                 item.draft_ids = [self._corrupted(token) for token in right]
         return work

@@ -12,10 +12,10 @@ import numpy as np
 
 from ...cloud_engine.engine.config import EngineConfig
 from ...cloud_engine.engine.engine import Engine
-from ...cloud_engine.engine.execution.served_model import ServedModel
-from ...cloud_engine.engine.execution.step_result import LaunchedStep
+from ...cloud_engine.engine.step import StepResult
 from ...cloud_engine.engine.types.request import GenerationRequest
 from ...cloud_engine.engine.types.request_state import ScheduledRequest
+from ...cloud_engine.engine.worker.served_model import ServedModel
 from ...cloud_engine.models.decoder import Decoder
 from ...cloud_engine.planning.simulation import NodeShape, SimulatedAnswer, simulate
 from ...cloud_engine.planning.step_fit import fit
@@ -53,9 +53,9 @@ class _Recording(Engine):
         """Restart the clock for the next step, to exclude work outside the engine."""
         self._ended = self.clock()
 
-    def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
+    def _execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
         self._content = StepContent.of(batch)
-        return super()._launch(batch)
+        return super()._execute(batch)
 
     def timed_step(self) -> list[str]:
         """Run and record a step; return the requests that got a token."""

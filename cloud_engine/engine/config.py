@@ -72,6 +72,8 @@ class EngineConfig:
     attention_backend: AttentionChoice = "auto"
     # Do not capture decode and verification steps as CUDA graphs, which needs the attention backend Triton.
     enforce_eager: bool = False
+    # File for a record of the latest 10,000 steps, without prompts or texts. None: no record.
+    record_steps: str | None = None
 
     def __post_init__(self) -> None:
         for name in _SIZES:

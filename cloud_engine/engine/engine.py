@@ -1,4 +1,4 @@
-"""The synchronous engine. `Engine.step` schedules a batch, launches it (draft, run, sample) and reads the result."""
+"""The synchronous engine. `Engine.step` schedules a batch, has the worker execute its plan, and reports the result."""
 
 from __future__ import annotations
 
@@ -7,40 +7,35 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import torch
 
-from ...kernels.attention.types import QuerySpan
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...text.grammars.compiler import GrammarCompiler, Vocabulary
-from ...text.grammars.state import Grammars, GrammarState
-from ...text.logit_edits import LogitEditor
+from ...text.grammars.state import Grammars, GrammarState, Mask
 from ...text.tokenizer import Tokenizer
 from ..models.loading.loader import Progress
 from .config import EngineConfig
-from .execution.devices import allow_tf32, use_device
-from .execution.model_runner import Chunk, Runner, graph_limits
-from .execution.prompt_logprobs import score_prompts
-from .execution.sampler import sample_on_device
-from .execution.served_model import DraftWeights, ServedModel
-from .execution.step_result import LaunchedStep, StepResult
-from .execution.warm_up import make_ready
 from .kv.kv_cache_manager import KVCacheManager
 from .kv.sizing import KVCacheSize
 from .output.output_processor import OutputProcessor, cut_drafts
 from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
+from .scheduling.step_record import RecordHeader, StepRecorder
 from .speculation.draft_model import DraftModel
 from .speculation.drafter import Drafter, NgramDrafter
 from .speculation.speculator import Speculator
 from .speculation.vocabulary_check import check_same_vocabulary
 from .stats import EngineStats
+from .step import StepPlan, StepResult, StepSampling
 from .types.outputs import StepOutputs
-from .types.pooling import MeanPool
 from .types.prediction import PredictionCursor
 from .types.request import GenerationRequest
 from .types.request_state import RequestState, ScheduledRequest
-from .types.sampling_row import SamplingRow
+from .worker.devices import allow_tf32, use_device
+from .worker.model_runner import Runner, graph_limits
+from .worker.served_model import DraftWeights, ServedModel
+from .worker.warm_up import make_ready
+from .worker.worker import Worker
 
 
 class Engine:
@@ -73,7 +68,7 @@ class Engine:
         self._limits = RequestLimits(self._vocab_size, sizes.context_length, sizes.num_blocks, config)
         self._eos_ids = served.eos_ids
         self._grammars = _grammars(served)
-        self._runner = Runner(
+        runner = Runner(
             model,
             sizes.num_blocks,
             config.block_size,
@@ -81,18 +76,22 @@ class Engine:
             attention_backend=config.attention_backend,
         )
         drafts = config.num_speculative_tokens if draft is not None or config.ngram or drafters else 0
-        make_ready(self._runner, graph_limits(sizes.context_length, drafts, config), config.max_num_batched_tokens)
+        make_ready(runner, graph_limits(sizes.context_length, drafts, config), config.max_num_batched_tokens)
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []
         if draft is not None:
             vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
             check_same_vocabulary(self._vocab_size, draft.weights.config.vocab_size, vocabulary, draft.vocabulary)
             own.append(DraftModel(draft.weights, model.config, sizes, config))
         self._speculator = Speculator([*own, *drafters], config)
+        self._worker = Worker(runner, self._speculator.propose)
         self._counters = EngineStats()
+        self._recorder: StepRecorder | None = None
+        if config.record_steps is not None:
+            window = None if sizes.window is None else (sizes.window.num_tokens, sizes.window.max_chunk)
+            self._recorder = StepRecorder(Path(config.record_steps), RecordHeader(config, sizes.num_blocks, window))
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         # Requests with a reserved place in the queue, and their arrival time, in `time.monotonic` seconds.
         self._expected: dict[str, tuple[GenerationRequest, float]] = {}
-        self._ahead: LaunchedStep | None = None
 
     @classmethod
     def from_folder(
@@ -157,7 +156,10 @@ class Engine:
             self._check(request)
         arrived = time.monotonic() if expected is None else expected[1]
         grammar = self.prepare(request) if grammar is None else grammar
-        self._outputs.begin([self._answer(request, index, grammar, arrived) for index in range(request.n)])
+        states = [self._answer(request, index, grammar, arrived) for index in range(request.n)]
+        if self._recorder is not None:
+            self._recorder.add(states[0])
+        self._outputs.begin(states)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Drop a request and free its blocks; do nothing if the id is unknown or the request has finished.
@@ -165,6 +167,8 @@ class Engine:
         With an `index`, drop only that answer; the request's other answers continue.
         """
         expected = self._expected.pop(request_id, None) is not None
+        if self._recorder is not None:
+            self._recorder.remove(request_id, index, self._outputs.states(request_id))
         self._counters.aborted_requests += self._outputs.drop(request_id, index) or expected
 
     def step(self) -> StepOutputs:
@@ -172,48 +176,46 @@ class Engine:
         started = time.perf_counter()
         batch = self._scheduler.schedule()
         if not batch:
-            self._ahead = None
             return StepOutputs()
-        launched = self._take_over(batch) or self._launch(batch)
-        self._ahead = self._launch_ahead(launched)
-        outputs = self._outputs.process(batch, StepResult(launched))
+        if self._recorder is not None:
+            self._recorder.begin(batch)
+        result = self._execute(batch)
+        outputs = self._outputs.process(batch, result)
         step_s = time.perf_counter() - started
         self._speculator.observe(batch, step_s)
+        if self._recorder is not None:
+            self._recorder.end(batch, result, self._speculator.draft_tokens, step_s)
         self._scheduler.observe(len(batch), step_s)
         self._counters.step_seconds.observe(step_s)
         return outputs
 
-    def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
-        self._speculator.propose([item for item in batch if item.state.pool is None], self._sampling_row)
+    def _execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
+        """Execute a step in the worker. If the device is asynchronous, also launch the next step if it is known."""
         cut_drafts(batch)
-        logits = score_prompts(batch, self._runner.run([_chunk(item) for item in batch]))
-        rows = [
-            self._sampling_row(item, index)
-            for item in batch
-            for index in range(1 if item.state.decode is item else item.num_samples)
-        ]
-        return LaunchedStep(batch, sample_on_device(logits, rows), rows, logits)
+        plan, worker = self._scheduler.plan(batch), self._worker
+        sampling = self._draft(plan, batch[plan.num_decodes :])
+        worker.launch(plan, sampling)
+        ahead = self._scheduler.plan_ahead(batch) if worker.runner.runs_ahead else None
+        if ahead is not None:
+            worker.launch_ahead(ahead)
+        if self._recorder is not None:
+            self._recorder.plan(plan, ahead)
+        return worker.read(plan)
 
-    def _launch_ahead(self, launched: LaunchedStep) -> LaunchedStep | None:
-        """Launch the next step before `launched` is read, if the device is asynchronous and the next batch is known."""
-        if not self._runner.runs_ahead or not launched.is_reliable:
-            return None
-        batch = self._scheduler.plan_ahead(launched.batch)
-        if not batch:
-            return None
-        step = launched.of(batch)
-        assert step is not None, "each request of the next batch is in the launched step"
-        spans = [QuerySpan(item.start + 1, 1, item.state.block_table) for item in batch]
-        rows = [msgspec.structs.replace(row, position=row.position + 1) for row in step.rows]
-        return LaunchedStep(batch, sample_on_device(self._runner.run_ahead(spans, step.sampled), rows), rows, None)
+    def _draft(self, plan: StepPlan, batch: Sequence[ScheduledRequest]) -> StepSampling:
+        """Run the drafters of a step, and cut the drafts in `batch` at the first token that a grammar forbids."""
+        grammars = {item.state.slot: item.state.grammar for item in batch if item.state.grammar is not None}
 
-    def _take_over(self, batch: list[ScheduledRequest]) -> LaunchedStep | None:
-        """Return the step that was launched ahead if it covers the scheduled `batch`, else None."""
-        ahead, self._ahead = self._ahead, None
-        launched = None if ahead is None or not batch else ahead.of(batch)
-        if launched is not None:
-            self._speculator.propose([], self._sampling_row)  # no drafts: only resets the drafting statistics
-        return launched
+        def mask_after(slot: int, draft_ids: Sequence[int]) -> Mask | None:
+            return grammars[slot].mask(draft_ids)
+
+        drafts = self._worker.draft(plan, mask_after)
+        for item in batch if drafts else ():
+            if (draft := drafts.get(item.state.slot)) is not None:
+                item.draft_ids, item.draft_ends = list(draft.token_ids), draft.ends
+        cut_drafts(batch)
+        masks = {item.state.slot: _masks(item) for item in batch if item.state.grammar is not None and item.num_samples}
+        return StepSampling(plan.id, masks)
 
     def reset(self) -> list[str]:
         """Drop all requests and the KV cache, and return the ids of the dropped requests.
@@ -221,7 +223,9 @@ class Engine:
         Call this after a failed step: in-flight state is unreliable. Expected requests keep their places.
         """
         lost = self._outputs.request_ids()
-        self._ahead = None
+        self._worker.reset()
+        if self._recorder is not None:
+            self._recorder.reset()
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         self._counters.aborted_requests += len(lost)
         return lost
@@ -270,7 +274,6 @@ class Engine:
             prediction=PredictionCursor(request.draft_ids[: self.context_length]),  # no answer exceeds the context
             index=index,
             grammar=grammar if grammar is None or index == 0 else grammar.fork(),
-            pool=MeanPool() if request.embed else None,
             arrived=arrived,
         )
 
@@ -281,34 +284,13 @@ class Engine:
         remaining = self._scheduler.longest(self.context_length) - len(request.prompt_ids)
         return request.params.max_tokens or min(remaining, self.config.default_max_tokens)
 
-    def _sampling_row(self, item: ScheduledRequest, index: int) -> SamplingRow:
-        """Return the sampling parameters of one token: the token after the first `index` drafts of `item`."""
-        state = item.state
-        edits = mask = None
-        if state.edits:
-            edits = _editor(state).edits(item.draft_ids[:index])
-        if state.grammar is not None:
-            mask = state.grammar.mask(item.draft_ids[:index])
-        return SamplingRow(state.seed, len(state.token_ids) + index, state.params, edits, mask)
 
-
-def _editor(state: RequestState) -> LogitEditor:
-    """Return the logit editor of an answer, updated with all tokens generated so far."""
-    if state.editor is None:
-        state.editor = LogitEditor(state.params, state.request.prompt_ids, state.end_ids)
-    new = state.token_ids[state.num_prompt_tokens + state.editor.num_tokens :]
-    if new:
-        state.editor.extend(new)
-    return state.editor
-
-
-def _chunk(item: ScheduledRequest) -> Chunk:
-    state = item.state
-    if state.decode is item:
-        return Chunk(state.token_ids[-1:], state.num_computed_tokens, state.block_table, 1)
-    token_ids = state.token_ids[item.start : item.start + item.num_tokens]
-    num_logits = item.num_prompt_scores + item.num_samples
-    return Chunk(token_ids + item.draft_ids, item.start, state.block_table, num_logits, state.pool)
+def _masks(item: ScheduledRequest) -> list[bytes | None]:
+    """Return the grammar masks of an item's sampled rows."""
+    grammar = item.state.grammar
+    assert grammar is not None, "only constrained rows have masks"
+    masks = [grammar.mask(item.draft_ids[:number]) for number in range(item.num_samples)]
+    return [None if mask is None else mask.tobytes() for mask in masks]
 
 
 def _grammars(served: ServedModel) -> Grammars | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
 from ...protocol.sampling import ResolvedParams, SamplingParams
 from ..engine.config import EngineConfig
@@ -13,6 +11,7 @@ from ..engine.kv.kv_cache_manager import KVCacheManager
 from ..engine.output.output_processor import OutputProcessor
 from ..engine.scheduling.scheduler import Scheduler
 from ..engine.speculation.speculator import Speculator
+from ..engine.step import StepResult
 from ..engine.types.prediction import PredictionCursor
 from ..engine.types.request import GenerationRequest
 from ..engine.types.request_state import RequestState, ScheduledRequest
@@ -109,9 +108,9 @@ class SimulatedNode:
         self._wasted += self._cache.num_wasted_slots(self._scheduler.running)
         self._allocated += self._cache.pool.num_used * self._cache.block_size
         self._now_s += step_s
-        # Requests have one answer without log-probabilities, so the samples only need tokens.
-        samples: Any = SimpleNamespace(tokens=[_ANSWER_TOKEN] * sum(item.num_samples for item in batch))
-        outputs = self._outputs.process(batch, samples)
+        counts = [item.num_samples for item in batch]
+        result = StepResult(self._scheduler.plan(batch).id, counts, [_ANSWER_TOKEN] * sum(counts))
+        outputs = self._outputs.process(batch, result)
         self._speculator.observe(batch, step_s)
         self._scheduler.observe(len(batch), step_s)
         came = [*outputs.decoded.request_ids, *(output.request_id for output in outputs.token_outputs)]

@@ -48,6 +48,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache(self.pool, block_size, gaps=window is not None) if enable_prefix_caching else None
         self._window = window
+        self._grown: list[RequestState] = []  # requests that got blocks since `take_grown`
         self._drafted: set[int] = set()  # registered blocks that are filled in the draft model's cache too
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -106,12 +107,19 @@ class KVCacheManager:
             return False
         state.block_table += [self._allocate() for _ in range(missing)]
         state.num_slots = len(state.block_table) * self.block_size
+        self._grown.append(state)
         return True
+
+    def take_grown(self) -> list[RequestState]:
+        """Return and clear the requests that `grow` gave blocks. A request may occur twice, or have lost its blocks."""
+        grown, self._grown = self._grown, []
+        return grown
 
     def trim(self, state: RequestState) -> None:
         """Release blocks beyond the known tokens, left over from rejected drafts."""
         for _ in range(len(state.block_table) - self.blocks_for(len(state.token_ids))):
             self.pool.release(state.block_table.pop())
+        state.num_planned_blocks = min(state.num_planned_blocks, len(state.block_table))
         state.num_slots = len(state.block_table) * self.block_size
 
     def release_out_of_reach(self, states: Iterable[RequestState]) -> None:

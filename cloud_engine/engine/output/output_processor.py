@@ -1,22 +1,19 @@
 """Output processing: appends a step's sampled tokens to the answers and finishes them.
 
-Imports no torch: everything about logits goes through `StepResult`, so that tests can use plain integers.
+Imports no torch: step results are plain data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ....protocol.responses import StopReason
 from ..kv.kv_cache_manager import KVCacheManager
 from ..scheduling.scheduler import Scheduler
 from ..speculation.speculator import Speculator
-from ..types.outputs import FinishReason, StepOutputs, TokenOutput
+from ..step import StepResult
+from ..types.outputs import FinishReason, StepOutputs, TokenLogprob, TokenOutput
 from ..types.request_state import RequestState, ScheduledRequest
-
-if TYPE_CHECKING:
-    from ..execution.step_result import StepResult
 
 
 class OutputProcessor:
@@ -42,6 +39,10 @@ class OutputProcessor:
     def are_streamed(self) -> bool:
         """Return whether a client streams any of the answers."""
         return bool(self._streamed)
+
+    def states(self, request_id: str) -> Sequence[RequestState]:
+        """Return the unfinished answers of a request; none if the id is unknown."""
+        return self._states.get(request_id, ())
 
     def request_ids(self) -> list[str]:
         return list(self._states)
@@ -70,32 +71,33 @@ class OutputProcessor:
             return False
         return self._forget(request_id)
 
-    def process(self, batch: Sequence[ScheduledRequest], samples: StepResult) -> StepOutputs:
+    def process(self, batch: Sequence[ScheduledRequest], result: StepResult) -> StepOutputs:
         """Apply the result of a step to its requests and return the new tokens."""
-        decoded, remaining = self._scheduler.decodes.take(batch, samples.tokens)
+        decoded, remaining = self._scheduler.decodes.take(batch, result)
         self._counters.steps += 1
         self._counters.generated_tokens += len(decoded.token_ids)
         outputs: list[TokenOutput] = []
-        for item, row in remaining:
-            if item.num_samples:
-                outputs.append(self._accept(item, row, samples))
-                self._queue_siblings(item.state)
+        for item, tokens in remaining:
+            state = item.state
+            state.prompt_logprobs += result.prompt_scores.get(state.slot, ())
+            state.num_draft_computed_tokens = result.draft_computed.get(state.slot, state.num_draft_computed_tokens)
+            if tokens:
+                outputs.append(self._accept(item, tokens, result.logprobs.get(state.slot, [])))
+                self._queue_siblings(state)
             else:
-                outputs += self._catch_up(item)
+                outputs += self._catch_up(item, result.embeddings.get(state.slot))
         return StepOutputs(decoded, outputs)
 
-    def _catch_up(self, item: ScheduledRequest) -> list[TokenOutput]:
+    def _catch_up(self, item: ScheduledRequest, embedding: Sequence[float] | None) -> list[TokenOutput]:
         """Advance a request that gets no token in this step. Returns an output only if this completes an embedding."""
-        state, is_done = item.state, item.is_caught_up
+        state = item.state
         state.num_computed_tokens += item.num_tokens
         self._cache.register(state)
-        if state.pool is None or not is_done:
+        if embedding is None:
             return []
         stats = state.stats()
         self._finish(state)
-        return [
-            TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=tuple(state.pool.vector()))
-        ]
+        return [TokenOutput(state.request_id, [], finish_reason="stop", stats=stats, embedding=tuple(embedding))]
 
     def _queue_siblings(self, first: RequestState) -> None:
         """Queue the answers that have waited for the prompt of the `first` answer."""
@@ -103,13 +105,11 @@ class OutputProcessor:
             state.num_cached_tokens = first.num_cached_tokens
             self._scheduler.add(state)
 
-    def _accept(self, item: ScheduledRequest, row: int, samples: StepResult) -> TokenOutput:
-        """Append the accepted draft tokens and the target's own next token to the answer."""
-        state, sampled = item.state, samples.tokens[row : row + item.num_samples]
-        begins = state.num_generated_tokens == 0
-        num_accepted = next((i for i, token in enumerate(item.draft_ids) if token != sampled[i]), len(item.draft_ids))
-        ends = sampled[num_accepted] in state.end_ids
-        new, finish_reason = _until_end(sampled[: num_accepted + 1], state)
+    def _accept(self, item: ScheduledRequest, tokens: list[int], logprobs: Sequence[TokenLogprob]) -> TokenOutput:
+        """Append `tokens`, the accepted draft tokens and the target's own next token, to the answer."""
+        state = item.state
+        begins, ends = state.num_generated_tokens == 0, tokens[-1] in state.end_ids
+        new, finish_reason = _until_end(tokens, state)
         if state.grammar is not None:
             new = new[: state.grammar.advance(new)]
             finish_reason = "error" if state.grammar.error else "stop" if state.grammar.complete else finish_reason
@@ -117,16 +117,13 @@ class OutputProcessor:
         repeats = bool(length) and (length < len(new) or finish_reason != "length")
         if repeats:
             new, finish_reason = new[:length], "length"
-        num_accepted = min(num_accepted, len(new))
+        num_accepted = min(len(tokens) - 1, len(new))
         self._speculator.record(item, num_accepted, ends=ends)
         state.has_begun = True
         state.num_computed_tokens = len(state.token_ids) + num_accepted
-        state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
         state.token_ids.extend(new)
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
         self._speculator.settle(state.prediction)
-        num_top = state.request.params.logprobs
-        logprobs = () if num_top is None or not new else samples.logprobs(range(row, row + len(new)), num_top)
         self._counters.generated_tokens += len(new)
         stats = state.stats() if finish_reason else None
         scores = tuple(state.prompt_logprobs) if begins else ()
@@ -135,7 +132,7 @@ class OutputProcessor:
         output = TokenOutput(
             state.request_id,
             new,
-            logprobs,
+            tuple(logprobs[: len(new)]),
             finish_reason,
             stats,
             state.index,

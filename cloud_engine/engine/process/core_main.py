@@ -89,7 +89,7 @@ def main(folder: Path) -> None:
             load = transport.next_command(True)
             assert isinstance(load, Load), "the first command to an engine core is Load"
             engine = _engine(load, lambda done, total: transport.report(LoadProgress(done, total)))
-            from ..execution.devices import yields_to_other_processes
+            from ..worker.devices import yields_to_other_processes
             from .loop import EngineLoop
 
             gc.collect()

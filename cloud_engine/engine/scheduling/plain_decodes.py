@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from ..kv.kv_cache_manager import KVCacheManager
+from ..step import StepResult
 from ..types.outputs import DecodedTokens
 from ..types.request_state import RequestState, ScheduledRequest
 
 #: Register full KV blocks with the prefix cache this many at a time; hashing several costs little more than one.
 BLOCKS_AT_ONCE = 4
 _order = attrgetter("order")
-#: Scheduled requests that are not plain decodes, each with the index of its first row of logits.
-OtherShares = list[tuple[ScheduledRequest, int]]
+#: Scheduled requests, each with its new tokens.
+NewTokens = list[tuple[ScheduledRequest, list[int]]]
 
 
 class PlainDecodes:
@@ -54,6 +55,11 @@ class PlainDecodes:
             self._other_requests = None
             state.decode = None
 
+    @property
+    def slots(self) -> list[int]:
+        """A copy of the slots of all plain decodes, in the order of `shares`."""
+        return self._columns.slots.copy()
+
     def running_changed(self) -> None:
         """Mark the list of other requests as stale, because requests have started or stopped running."""
         self._other_requests = None
@@ -73,22 +79,19 @@ class PlainDecodes:
         full, self._full = self._full, []
         return [item.state for item in full if item.state.decode is item]
 
-    def take(self, batch: Sequence[ScheduledRequest], tokens: Sequence[int]) -> tuple[DecodedTokens, OtherShares]:
-        """Append to each plain decode its new token from `tokens`, one per row, unless the token ends the answer.
+    def take(self, batch: Sequence[ScheduledRequest], result: StepResult) -> tuple[DecodedTokens, NewTokens]:
+        """Append to each plain decode its new token, unless the token ends the answer.
 
         `batch` has the plain decodes first, as returned by `shares`. Returns the appended tokens, and the scheduled
         requests that are left to process, which include the plain decodes that end."""
-        columns, rows = self._columns, range(len(self._columns.items))
-        if not rows or batch[len(rows) - 1] is columns.items[-1]:
-            other_requests = _with_rows(batch[len(rows) :], len(rows))
-        else:  # some plain decodes have left since, to get drafts
-            columns, rows, other_requests = _partition(batch)
+        columns, number = self._columns, len(self._columns.items)
+        tokens_of = result.tokens[:number]
+        remaining = _with_tokens(batch[number:], result.counts[number:], result.tokens[number:])
         due = [item for item in self._due.pop(self._steps, ()) if item.state.decode is item]
         self._steps += 1
-        tokens_of = [tokens[row] for row in rows]
         states, request_ids, indices = columns.states, columns.request_ids.copy(), columns.indices.copy()
         if ends := columns.ends(tokens_of, due):
-            other_requests = [(columns.items[at], rows[at]) for at in ends] + other_requests
+            remaining = [(columns.items[at], [tokens_of[at]]) for at in ends] + remaining
             states = states.copy()
             for at in reversed(ends):
                 del states[at], request_ids[at], indices[at], tokens_of[at]
@@ -101,7 +104,7 @@ class PlainDecodes:
                 if len(item.state.block_table) % BLOCKS_AT_ONCE == 0:
                     self._cache.register(item.state)
                 self.expect(item)
-        return DecodedTokens(request_ids, indices, tokens_of), other_requests
+        return DecodedTokens(request_ids, indices, tokens_of), remaining
 
     def expect(self, item: ScheduledRequest) -> None:
         """Set the step of the next check. Call this after `join`, a check, or the allocation of a new block."""
@@ -117,14 +120,14 @@ class PlainDecodes:
 class _Columns:
     """The data of plain decodes as parallel lists, with one entry per request, in the order of running requests."""
 
-    def __init__(self, items: Sequence[ScheduledRequest] = ()) -> None:
-        """Fill the lists from `items`, which must be in the order of running requests."""
-        self.items = list(items)
-        self.states = [item.state for item in items]
-        self.request_ids = [state.request_id for state in self.states]
-        self.indices = [state.index for state in self.states]
-        self._kinds = Counter(state.end_ids for state in self.states)  # number of requests by their set of end tokens
-        self._end_ids = frozenset[int]().union(*self._kinds)
+    def __init__(self) -> None:
+        self.items: list[ScheduledRequest] = []
+        self.states: list[RequestState] = []
+        self.request_ids: list[str] = []
+        self.indices: list[int] = []
+        self.slots: list[int] = []
+        self._kinds = Counter[frozenset[int]]()  # number of requests by their set of end tokens
+        self._end_ids = frozenset[int]()
 
     def insert(self, item: ScheduledRequest) -> None:
         state = item.state
@@ -133,13 +136,14 @@ class _Columns:
         self.states.insert(at, state)
         self.request_ids.insert(at, state.request_id)
         self.indices.insert(at, state.index)
+        self.slots.insert(at, state.slot)
         self._kinds[state.end_ids] += 1
         if self._kinds[state.end_ids] == 1:
             self._end_ids |= state.end_ids
 
     def remove(self, item: ScheduledRequest) -> None:
         at = self._place(item)
-        del self.items[at], self.states[at], self.request_ids[at], self.indices[at]
+        del self.items[at], self.states[at], self.request_ids[at], self.indices[at], self.slots[at]
         kind = item.state.end_ids
         self._kinds[kind] -= 1
         if not self._kinds[kind]:
@@ -164,24 +168,11 @@ class _Columns:
         return self.items.index(item, bisect_left(self.states, item.state.order, key=_order))
 
 
-def _partition(batch: Sequence[ScheduledRequest]) -> tuple[_Columns, list[int], OtherShares]:
-    """Split a batch into plain decodes, the indices of their rows, and all other scheduled requests."""
-    plain: list[ScheduledRequest] = []
-    rows: list[int] = []
-    other_requests: OtherShares = []
-    for item, row in _with_rows(batch, 0):
-        if item.state.decode is item:
-            plain.append(item)
-            rows.append(row)
-        else:
-            other_requests.append((item, row))
-    return _Columns(plain), rows, other_requests
-
-
-def _with_rows(batch: Sequence[ScheduledRequest], row: int) -> OtherShares:
-    """Pair each scheduled request with the index of its first row; the first request begins at `row`."""
-    placed: OtherShares = []
-    for item in batch:
-        placed.append((item, row))
-        row += item.num_samples
-    return placed
+def _with_tokens(batch: Sequence[ScheduledRequest], counts: Sequence[int], tokens: list[int]) -> NewTokens:
+    """Pair each scheduled request with its new tokens, `counts` of `tokens`."""
+    taken: NewTokens = []
+    start = 0
+    for item, count in zip(batch, counts, strict=True):
+        taken.append((item, tokens[start : start + count]))
+        start += count
+    return taken

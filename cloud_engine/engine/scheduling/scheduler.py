@@ -19,10 +19,12 @@ from ....protocol.errors import OverloadedError
 from ..config import MAX_DRAFT_TOKENS, EngineConfig, SchedulingPolicy
 from ..kv.kv_cache_manager import KVCacheManager
 from ..stats import EngineStats
+from ..step import StepPlan
 from ..types.request import GenerationRequest
 from ..types.request_state import RequestState, ScheduledRequest
 from .draft_planner import DraftPlanner
 from .plain_decodes import PlainDecodes
+from .plan_builder import PlanBuilder
 from .step_budget import StepBudget
 
 #: Seconds of waiting that weigh as much as one priority level, or as one prompt token with "shortest-prefill".
@@ -62,6 +64,8 @@ class Scheduler:
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
         self.decodes = PlainDecodes(cache)  # the running requests that only decode
+        self._plans = PlanBuilder(cache, config.max_num_seqs)
+        self._num_decodes = 0  # plain decodes in the scheduled batch, which begins with them
         self.counters = counters or EngineStats()
 
     def fits(self, num_tokens: int) -> bool:
@@ -87,9 +91,9 @@ class Scheduler:
         insort(self.waiting, state, key=_order)
 
     def schedule(self) -> list[ScheduledRequest]:
-        """Plan the next step: running requests first, then new ones, then drafts with the remaining budget.
+        """Select the next step's batch: running requests, then new ones, then drafts with the remaining budget.
 
-        In the returned batch, plain decodes come first.
+        In the returned batch, plain decodes come first. Call `plan` for the plan to execute.
         """
         self._cache.release_out_of_reach(self.running)
         if self._config.scheduling_policy == "priority":
@@ -105,22 +109,32 @@ class Scheduler:
         # Drafts only get leftover budget, time and blocks, so they never delay or preempt a request.
         for_drafts = self._step_budget.max_draft_tokens(budget - self._prompt_tokens, self._prompt_tokens)
         for_drafts = min(for_drafts, MAX_DRAFT_TOKENS)
-        for item in self._speculator.grant(decodes, other_requests, for_drafts, self._cache.grow):
-            self.decodes.leave(item.state)
+        if granted := self._speculator.grant(decodes, other_requests, for_drafts, self._cache.grow):
+            for item in granted:
+                self.decodes.leave(item.state)
+            other_requests = [item for item in decodes if item.state.decode is not item] + other_requests
+            decodes = [item for item in decodes if item.state.decode is item]
+        self._num_decodes = len(decodes)
         return [*decodes, *other_requests]
 
-    def plan_ahead(self, batch: Sequence[ScheduledRequest]) -> list[ScheduledRequest]:
-        """Return the plain decodes of `batch` that continue in the next step, and allocate their blocks.
+    def plan(self, batch: Sequence[ScheduledRequest]) -> StepPlan:
+        """Return the plan of a scheduled `batch`. Plans must be executed in the order of their creation."""
+        return self._plans.plan(self.decodes.slots, batch[self._num_decodes :])
 
-        This is called before the results of `batch` are read. Returns an empty list if the next step may include
-        drafts, or may admit a waiting request because another one ends.
+    def plan_ahead(self, batch: Sequence[ScheduledRequest]) -> StepPlan | None:
+        """Return a plan of the plain decodes of `batch` that continue in the next step, and allocate their blocks.
+
+        This is called before the results of `batch` are read. Returns None if the next step may include drafts, may
+        admit a waiting request because another one ends, or depends on tokens that are still unread.
         """
+        if self._num_decodes < len(batch) or any(item.state.edits_follow for item in batch):
+            return None
         going_on = [item for item in batch if item.start + 1 < item.state.last_position]
         frees_place = bool(self.waiting) and len(going_on) < len(batch)
-        if frees_place or self._speculator.may_draft(len(going_on)):
-            return []
-        grown = (self._cache.grow(item.state, item.start + 2) for item in going_on)
-        return going_on if all(grown) else []
+        if not going_on or frees_place or self._speculator.may_draft(len(going_on)):
+            return None
+        grown = all(self._cache.grow(item.state, item.start + 2) for item in going_on)
+        return self._plans.plan([item.state.slot for item in going_on]) if grown else None
 
     @property
     def reads_prompts(self) -> bool:
@@ -237,6 +251,7 @@ class Scheduler:
         self.running.remove(state)
         self._cache.register(state)  # a plain decode may have unregistered full blocks
         self._cache.free(state)
+        self._plans.end(state)
         self.decodes.leave(state)
         self.decodes.running_changed()
 

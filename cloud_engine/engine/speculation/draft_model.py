@@ -20,17 +20,17 @@ from ....kernels.attention.types import QuerySpan
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ..config import EngineConfig
-from ..execution.host_device_copy import HostCopy, to_device
-from ..execution.model_runner import Chunk, Runner, graph_limits
-from ..execution.sampler import sample, sample_on_device
-from ..execution.warm_up import make_ready
-from ..kv.block_pool import NO_BLOCK
+from ..worker.host_device_copy import HostCopy, to_device
+from ..worker.model_runner import Chunk, Runner, graph_limits
+from ..worker.sampler import sample, sample_on_device
+from ..worker.warm_up import make_ready
 from .drafter import Drafter, DraftWork
 
 if TYPE_CHECKING:
     from ..kv.sizing import KVCacheSize
-    from ..types.request_state import RequestState, ScheduledRequest
+    from ..types.request_state import RequestState
     from ..types.sampling_row import RowOf, SamplingRow
+    from ..types.slot_state import SlotState
 
 
 class DraftModel(Drafter):
@@ -44,19 +44,19 @@ class DraftModel(Drafter):
         self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
         make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.max_num_batched_tokens)
         self._most_tokens = config.max_num_batched_tokens
-        self._block_size, self._reach = config.block_size, draft.config.reach
+        self._block_size, self._reach, self._window = config.block_size, draft.config.reach, sizes.window
         self._rows = draft.config.vocab_size
         self._missing_rows = target.vocab_size - self._rows
         # `extend` cannot mask padding rows beyond the target's vocabulary.
         self._can_extend = self._missing_rows >= 0 and self._runner.can_extend
 
     def offer(self, state: RequestState, limit: int) -> int:
-        return limit if self._can_follow(state) else 0
+        return limit if self._can_follow(state.num_computed_tokens, state.num_draft_computed_tokens) else 0
 
     def lag(self, state: RequestState) -> int:
         return len(state.token_ids) - state.num_draft_computed_tokens
 
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
+    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> DraftWork:
         """Draft tokens for the granted requests. A draft stops before an end token, which only the target generates.
 
         The first pass also computes tokens that only the target has computed so far, such as prompts, even while the
@@ -78,7 +78,7 @@ class DraftModel(Drafter):
             passes = 1 + self._continue([item for item in drafting if _can_continue(item)], row_of)
         return DraftWork(lag, first_pass_s, len(drafting), passes)
 
-    def _continue_on_device(self, first: Tensor, drafting: list[ScheduledRequest], rows: list[SamplingRow]) -> int:
+    def _continue_on_device(self, first: Tensor, drafting: list[SlotState], rows: list[SamplingRow]) -> int:
         """Extend each draft after its first token, without reading any token before all passes are launched.
 
         `first` (drafting,) int64 are the first tokens, sampled with `rows`. Returns the number of passes.
@@ -93,11 +93,11 @@ class DraftModel(Drafter):
         continued = dict(zip(longer, rest, strict=True))
         for at, (item, token) in enumerate(zip(drafting, firsts.tolist(), strict=True)):
             tokens = [token, *continued.get(at, [])]
-            item.state.num_draft_computed_tokens += len(tokens) - 1
+            item.num_draft_computed_tokens += len(tokens) - 1
             _take(item, tokens)
         return spans[0].length if spans else 0
 
-    def _continue(self, drafting: list[ScheduledRequest], row_of: RowOf) -> int:
+    def _continue(self, drafting: list[SlotState], row_of: RowOf) -> int:
         """Extend each draft after its first token, in one call or pass by pass. Return the number of passes."""
         batch_passes = single_passes = 0
         if self._can_extend:
@@ -111,57 +111,59 @@ class DraftModel(Drafter):
             single_passes += 1
         return max(batch_passes, single_passes)
 
-    def _first_pass(self, batch: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[Chunk]]:
+    def _first_pass(self, batch: Sequence[SlotState]) -> tuple[list[SlotState], list[Chunk]]:
         """Return the drafting requests, and the chunks of the first pass. Chunks of drafting requests come first."""
-        drafting: list[ScheduledRequest] = []
+        drafting: list[SlotState] = []
         chunks: list[Chunk] = []
         budget = self._most_tokens
-        taking_part = [
-            item
-            for item in batch
-            if item.drafter == self.name or (_is_prompt_of_more(item) and self._can_follow(item.state))
-        ]
+        taking_part = [item for item in batch if item.drafter == self.name or self._keeps_up(item)]
         for item in sorted(taking_part, key=lambda item: item.drafter != self.name):
-            state, end = item.state, item.start + item.num_tokens
-            start = state.num_draft_computed_tokens
+            start, end = item.num_draft_computed_tokens, item.num_computed_tokens + item.num_tokens
             stop = min(end, start + budget)
             if stop <= start:
                 continue
             drafts = item.drafter == self.name and stop == end
             drafting += [item] if drafts else []
-            chunks.append(self._chunk(state.token_ids[start:stop], start, state, int(drafts)))
-            state.num_draft_computed_tokens = stop
+            chunks.append(self._chunk(item.token_ids[start:stop], start, item, int(drafts)))
+            item.num_draft_computed_tokens = stop
             budget -= stop - start
         return drafting, chunks
 
-    def _can_follow(self, state: RequestState) -> bool:
+    def _keeps_up(self, item: SlotState) -> bool:
+        """Return whether the item is a prompt chunk that later chunks follow, and whose answer may get drafts."""
+        may_get_drafts = item.num_generated_tokens + 1 < item.sequence.max_tokens
+        if item.is_caught_up or not may_get_drafts:
+            return False
+        return self._can_follow(item.num_computed_tokens, item.num_draft_computed_tokens)
+
+    def _can_follow(self, num_computed: int, num_drafted: int) -> bool:
         """Return whether the next query's blocks are all still allocated: a sliding window may have released some."""
-        if self._reach is None:
+        if self._reach is None or self._window is None:
             return True
-        oldest = max(0, state.num_draft_computed_tokens - self._reach + 1) // self._block_size
-        return oldest >= len(state.block_table) or state.block_table[oldest] != NO_BLOCK
+        oldest, kept = num_drafted - self._reach + 1, num_computed - self._window.num_tokens + 1
+        return max(0, oldest) // self._block_size >= max(0, kept) // self._block_size
 
-    def _extend(self, item: ScheduledRequest) -> Chunk:
-        position = len(item.state.token_ids) + len(item.draft_ids) - 1
-        item.state.num_draft_computed_tokens = position + 1
-        return self._chunk(item.draft_ids[-1:], position, item.state, 1)
+    def _extend(self, item: SlotState) -> Chunk:
+        position = len(item.token_ids) + len(item.draft_ids) - 1
+        item.num_draft_computed_tokens = position + 1
+        return self._chunk(item.draft_ids[-1:], position, item, 1)
 
-    def _extend_at_once(self, drafting: list[tuple[ScheduledRequest, SamplingRow]]) -> int:
+    def _extend_at_once(self, drafting: list[tuple[SlotState, SamplingRow]]) -> int:
         if not drafting:
             return 0
         drafting.sort(key=lambda pair: pair[0].num_drafts, reverse=True)
         first = self._known([item.draft_ids[0] for item, _ in drafting])
         spans, rows = [self._rest(item) for item, _ in drafting], [row for _, row in drafting]
         for (item, _), tokens in zip(drafting, self._runner.extend(first, spans, rows), strict=True):
-            item.state.num_draft_computed_tokens += len(tokens)
+            item.num_draft_computed_tokens += len(tokens)
             _take(item, tokens)
         return spans[0].length
 
-    def _rest(self, item: ScheduledRequest) -> QuerySpan:
+    def _rest(self, item: SlotState) -> QuerySpan:
         """Return the span of the draft tokens to compute: all but the last, which no further draft token follows."""
-        return QuerySpan(len(item.state.token_ids), item.num_drafts - 1, item.state.block_table)
+        return QuerySpan(len(item.token_ids), item.num_drafts - 1, item.block_table)
 
-    def _chunk(self, token_ids: list[int], start: int, state: RequestState, num_logits: int) -> Chunk:
+    def _chunk(self, token_ids: list[int], start: int, state: SlotState, num_logits: int) -> Chunk:
         return Chunk(self._known(token_ids), start, state.block_table, num_logits)
 
     def _known(self, token_ids: list[int]) -> list[int]:
@@ -174,27 +176,22 @@ class DraftModel(Drafter):
         return functional.pad(logits, (0, self._missing_rows), value=-float("inf")) if self._missing_rows else logits
 
 
-def _take_each(drafting: Sequence[ScheduledRequest], tokens: Sequence[int]) -> None:
+def _take_each(drafting: Sequence[SlotState], tokens: Sequence[int]) -> None:
     for item, token in zip(drafting, tokens, strict=True):
         item.draft_ids.append(token)
 
 
-def _take(item: ScheduledRequest, tokens: list[int]) -> None:
+def _take(item: SlotState, tokens: list[int]) -> None:
     """Append draft tokens up to the first end token."""
-    before_end = list(takewhile(lambda token: token not in item.state.end_ids, tokens))
+    before_end = list(takewhile(lambda token: token not in item.sequence.end_ids, tokens))
     item.draft_ids += before_end
     item.draft_ends = len(before_end) < len(tokens)
 
 
-def _can_continue(item: ScheduledRequest) -> bool:
+def _can_continue(item: SlotState) -> bool:
     """Return whether drafting may go beyond the last token. If that is an end token, remove it and return False."""
-    if item.draft_ids[-1] in item.state.end_ids:
+    if item.draft_ids[-1] in item.sequence.end_ids:
         item.draft_ids.pop()
         item.draft_ends = True
         return False
     return len(item.draft_ids) < item.num_drafts
-
-
-def _is_prompt_of_more(item: ScheduledRequest) -> bool:
-    """Return whether the item is a prompt chunk that later chunks follow, and whose answer may get drafts."""
-    return not item.is_caught_up and item.state.num_remaining_tokens > 1

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..types.request_state import RequestState, ScheduledRequest
+    from ..types.request_state import RequestState
     from ..types.sampling_row import RowOf
+    from ..types.slot_state import SlotState
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,8 @@ class Drafter(ABC):
         """Return how many tokens, at most `limit`, this drafter would guess for the request now."""
 
     @abstractmethod
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
-        """Fill `draft_ids` of the requests granted to this drafter, each with at most `num_drafts` tokens."""
+    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> DraftWork:
+        """Fill `draft_ids` of the sequences granted to this drafter, each with at most `num_drafts` tokens."""
 
     def lag(self, state: RequestState) -> int:
         """Return the number of known tokens that the drafter must compute before its first guess."""
@@ -59,11 +60,11 @@ class NgramDrafter(Drafter):
         start = state.drafts.ngrams.find(state.token_ids)
         return 0 if start is None else min(limit, len(state.token_ids) - start)
 
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> DraftWork:
+    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> DraftWork:
         del row_of
         for item in batch:
             if item.drafter == self.name:
-                start = item.state.drafts.ngrams.find(item.state.token_ids)
+                start = item.ngrams.find(item.token_ids)
                 assert start is not None, "the scheduler drafts only where `offer` found a repetition"
-                item.draft_ids = item.state.token_ids[start : start + item.num_drafts]
+                item.draft_ids = item.token_ids[start : start + item.num_drafts]
         return DraftWork()

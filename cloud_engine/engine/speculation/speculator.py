@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..types.prediction import PredictionCursor
     from ..types.request_state import RequestState, ScheduledRequest
     from ..types.sampling_row import RowOf
+    from ..types.slot_state import SlotState
 
 
 class DrafterRecord:
@@ -91,7 +92,7 @@ class Speculator:
         """Return whether plain decodes may get drafts in the next step, which has this number of `sequences`."""
         return bool(self._drafters) and not self._draft_length.is_resting(sequences, ahead=1)
 
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: RowOf) -> None:
+    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
         """Run the drafters for the granted drafts."""
         started = time.perf_counter()
         self._work = DraftWork()

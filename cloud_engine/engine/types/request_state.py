@@ -19,8 +19,6 @@ from .request import GenerationRequest
 if TYPE_CHECKING:
     from ....protocol.sampling import ResolvedParams
     from ....text.grammars.state import GrammarState
-    from ....text.logit_edits import LogitEditor
-    from .pooling import MeanPool
 
 
 _MAX_SCORED_TOKENS = 512  # tokens of a request whose log-probabilities one step computes, each from a row of logits
@@ -41,8 +39,6 @@ class RequestState:
     # Known tokens: the prompt and the tokens generated so far.
     token_ids: list[int]
     prediction: PredictionCursor
-    # Pool of the hidden states, if the request asked for an embedding.
-    pool: MeanPool | None = None
     # Arrival time, in `time.monotonic` seconds.
     arrived: float = field(default_factory=time.monotonic)
     # Sort key among all requests, lowest first; the scheduler sets it once.
@@ -62,6 +58,10 @@ class RequestState:
     num_draft_computed_tokens: int = 0
     num_registered_blocks: int = 0
     num_drafted_blocks: int = 0
+    # Slot in the worker; -1 until the first plan, and while preempted.
+    slot: int = -1
+    # Leading blocks of the block table that earlier plans named.
+    num_planned_blocks: int = 0
     # Prompt tokens found in the prefix cache.
     num_cached_tokens: int = 0
     num_preemptions: int = 0
@@ -72,10 +72,6 @@ class RequestState:
     decode: ScheduledRequest | None = field(init=False, default=None)
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
-    # Logit editor, created when the first row is sampled.
-    editor: LogitEditor | None = field(init=False, default=None)
-    # Whether the sampling parameters may edit logits.
-    edits: bool = field(init=False)
     # Whether the logit edits depend on the answer so far.
     edits_follow: bool = field(init=False)
     # Whether to report the prompt's log-probabilities: only with a request's first answer.
@@ -88,7 +84,7 @@ class RequestState:
     def __post_init__(self) -> None:
         self.prefix = PrefixHashes(self.request.cache_salt)
         self.request_id = self.request.request_id
-        self.edits, self.edits_follow = self.params.edits, self.params.edits_follow
+        self.edits_follow = self.params.edits_follow
         self.scores_prompt = self.request.params.prompt_logprobs is not None and self.index == 0
         self.last_position = len(self.request.prompt_ids) + self.max_tokens - 1
         self.detects_repetition = self.params.detects_repetition and self.request.constraint is None
@@ -184,12 +180,3 @@ class ScheduledRequest(msgspec.Struct, eq=False):
     def num_samples(self) -> int:
         """Number of rows to sample: one for the last known token and one for each draft token; 0 for embeddings."""
         return 1 + len(self.draft_ids) if self.is_caught_up and not self.state.request.embed else 0
-
-    @property
-    def num_prompt_scores(self) -> int:
-        """Number of rows, before the sampled rows, that give log-probabilities of prompt tokens."""
-        state = self.state
-        if not state.scores_prompt:
-            return 0
-        first = max(self.start, len(state.prompt_logprobs))
-        return max(0, min(self.start + self.num_tokens, state.num_prompt_tokens - 1) - first)

@@ -9,7 +9,7 @@ import msgspec
 from ....protocol.sampling import ResolvedParams
 from ....text.grammars.state import Mask
 from ....text.logit_edits import LogitEdits
-from .request_state import ScheduledRequest
+from .slot_state import SlotState
 
 
 class SamplingRow(msgspec.Struct, frozen=True, gc=False):
@@ -30,5 +30,5 @@ class SamplingRow(msgspec.Struct, frozen=True, gc=False):
         return self.edits is None and self.mask is None and self.params.typical_p >= 1
 
 
-#: Function of a scheduled request and n: sampling parameters of the token after n drafts (`Engine._sampling_row`).
-RowOf = Callable[[ScheduledRequest, int], SamplingRow]
+#: Function of a sequence and n: sampling parameters of the token after n drafts (`Worker.draft`).
+RowOf = Callable[[SlotState, int], SamplingRow]

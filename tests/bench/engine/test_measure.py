@@ -26,8 +26,8 @@ from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
 from updraft.cloud_engine.engine.speculation.drafter import DraftWork
-from updraft.cloud_engine.engine.types.request_state import ScheduledRequest
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
+from updraft.cloud_engine.engine.types.slot_state import SlotState
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.planning.step_time import MAX_ROW_COSTS, StepTimeModel
 from updraft.embedded import pocket
@@ -136,7 +136,7 @@ def _drafted_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     propose = DraftModel.propose
 
     def watched(
-        drafter: DraftModel, batch: Sequence[ScheduledRequest], row_of: Callable[[ScheduledRequest, int], SamplingRow]
+        drafter: DraftModel, batch: Sequence[SlotState], row_of: Callable[[SlotState, int], SamplingRow]
     ) -> DraftWork:
         drafted.extend(row_of(item, 0).is_plain for item in batch if item.drafter == drafter.name)
         return propose(drafter, batch, row_of)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
 from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
 from updraft.protocol.errors import (
     ConfigurationError,
     ContextLengthError,

@@ -12,8 +12,8 @@ import torch
 import transformers
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.worker.served_model import DraftWeights, ServedModel
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError, ModelLoadError
 from updraft.protocol.requests import Message

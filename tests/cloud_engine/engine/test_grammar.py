@@ -13,9 +13,9 @@ import pytest
 from schemas import random_schema
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.engine.types.outputs import TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.worker.served_model import DraftWeights, ServedModel
 from updraft.protocol.errors import InvalidRequestError
 from updraft.protocol.sampling import SamplingParams
 from updraft.protocol.structured import Constraint
@@ -150,13 +150,13 @@ def test_a_prediction_that_fits_is_accepted_and_what_breaks_the_grammar_is_not_v
     steps = engine.stats().steps
     assert steps <= 2
     computed: list[int] = []
-    compute = engine._runner.run
+    compute = engine._worker.runner.run
 
     def counting(chunks: Any) -> Any:
         computed.extend(len(chunk.token_ids) for chunk in chunks)
         return compute(chunks)
 
-    monkeypatch.setattr(engine._runner, "run", counting)
+    monkeypatch.setattr(engine._worker.runner, "run", counting)
     broken = run(engine, [request("r", regex(text), draft=tokenizer.encode("abcabc, and more that is in vain"))])[0]
     assert tokenizer.decode(broken.token_ids) == text
     fitting = broken.stats.accepted_prediction_tokens

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plain_sampling import plain_edits
-from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.types.slot_state import SlotState
 
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": -0.2, "min_tokens": 5}
 
@@ -21,19 +21,19 @@ def test_edits_are_those_of_the_tokens_before(
 ) -> None:
     """With drafts of all kinds, several answers, and (where it is tight) preemptions."""
     edited: list[tuple[int, int]] = []
-    plain = Engine._sampling_row
+    plain = SlotState.edits
 
-    def checked(self: Engine, item: Any, index: int) -> Any:
-        row, state = plain(self, item, index), item.state
-        answer = state.token_ids[state.num_prompt_tokens :] + item.draft_ids[:index]
-        wanted = plain_edits(state.params, state.request.prompt_ids, answer, state.end_ids)
-        assert row.edits is not None and wanted is not None
+    def checked(self: SlotState, num_drafts: int) -> Any:
+        edits, sequence = plain(self, num_drafts), self.sequence
+        prompt, answer = self.token_ids[: sequence.num_prompt_tokens], self.token_ids[sequence.num_prompt_tokens :]
+        wanted = plain_edits(sequence.params, prompt, answer + self.draft_ids[:num_drafts], sequence.end_ids)
+        assert edits is not None and wanted is not None
         logits = np.random.default_rng(0).standard_normal(97).astype(np.float32)
-        np.testing.assert_array_equal(row.edits.applied(logits), wanted.applied(logits))
-        edited.append((state.index, index))
-        return row
+        np.testing.assert_array_equal(edits.applied(logits), wanted.applied(logits))
+        edited.append((sequence.seed - 4, num_drafts))
+        return edits
 
-    monkeypatch.setattr(Engine, "_sampling_row", checked)
+    monkeypatch.setattr(SlotState, "edits", checked)
     engine = make_engine(draft=draft, ngram=True, eos=(3,), **config)
     prompts = make_prompts(8)
     drafts = [[*prompt, *prompt][:20] for prompt in prompts]

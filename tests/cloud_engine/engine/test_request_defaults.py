@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.served_model import ServedModel
 from updraft.cloud_engine.engine.types.outputs import TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.worker.served_model import ServedModel
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import PLAIN_SAMPLING, SamplingDefaults, SamplingParams
 from updraft.text.repetition import INTERVAL, SPAN

@@ -10,10 +10,10 @@ import torch
 from device_waits import forbid_device_waits
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits
-from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
-from updraft.cloud_engine.engine.execution.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.worker.cuda_graphs import GraphLimits
+from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig
@@ -137,7 +137,7 @@ def test_steps_wait_for_events_only(params: SamplingParams, draft: bool) -> None
     with forbid_device_waits():
         for _ in range(3):
             engine.step()
-    assert draft or engine._ahead is not None
+    assert draft or engine._worker._ahead is not None
 
 
 @pytest.mark.parametrize("stop", [False, True])

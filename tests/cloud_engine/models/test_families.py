@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from decoder_reference import FACTORS, LONG_ONLY, SHAPES, expected_logprobs, random_tokens, reference_model
-from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.loading.loader import load_model
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.served_model import ServedModel
 from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.worker.served_model import ServedModel
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.protocol.sampling import SamplingParams
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,10 @@ from hypothesis import strategies as st
 from updraft.accounting.ledger.table import BookedRow
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.served_model import ServedModel
-from updraft.cloud_engine.engine.execution.step_result import LaunchedStep
+from updraft.cloud_engine.engine.step import StepResult
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import ScheduledRequest
+from updraft.cloud_engine.engine.worker.served_model import ServedModel
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow, values_of
 from updraft.cloud_engine.gateway.ledger.opening import open_store
 from updraft.cloud_engine.models.loading.loader import load_model
@@ -45,9 +46,9 @@ class _Watched(Engine):
 
     contents: list[StepContent]
 
-    def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
+    def _execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
         self.contents.append(StepContent.of(batch))
-        return super()._launch(batch)
+        return super()._execute(batch)
 
 
 def test_the_simulation_takes_the_steps_of_a_real_engine() -> None:

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_sampling import edits_of, plain_sample
-from updraft.cloud_engine.engine.execution import sampler
-from updraft.cloud_engine.engine.execution.sampler import sample
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
+from updraft.cloud_engine.engine.worker import sampler
+from updraft.cloud_engine.engine.worker.sampler import sample
 from updraft.kernels.runtime.native_library import load
 from updraft.kernels.sampling import ops as sampling
 from updraft.kernels.sampling.cpu import native_sample

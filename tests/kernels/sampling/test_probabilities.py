@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from updraft.cloud_engine.engine.execution.sampler import log_probabilities as engine_log_probabilities
+from updraft.cloud_engine.engine.worker.sampler import log_probabilities as engine_log_probabilities
 from updraft.kernels.sampling.launch import TILE
 from updraft.kernels.sampling.ops import log_probabilities, stable_topk
 from updraft.kernels.sampling.reference import log_probabilities_reference

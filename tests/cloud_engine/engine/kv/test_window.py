@@ -10,7 +10,7 @@ import torch
 from decoder_reference import random_tokens, reference_model
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.served_model import DraftWeights, ServedModel
+from updraft.cloud_engine.engine.worker.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.protocol.errors import ContextLengthError

@@ -14,9 +14,9 @@ import pytest
 from threaded_engine import ThreadedEngine
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.served_model import ServedModel
 from updraft.cloud_engine.engine.process.grammar_compilation import GrammarJobs
 from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.worker.served_model import ServedModel
 from updraft.protocol.errors import EngineError, InvalidRequestError, OverloadedError
 from updraft.protocol.sampling import SamplingParams
 from updraft.protocol.structured import Constraint

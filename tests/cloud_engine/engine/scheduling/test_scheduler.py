@@ -11,25 +11,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from updraft.cloud_engine.engine.config import EngineConfig, SchedulingPolicy
+from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.kv.block_pool import NO_BLOCK, BlockPool
 from updraft.cloud_engine.engine.kv.kv_cache_manager import KVCacheManager, Window
-from updraft.cloud_engine.engine.output.output_processor import OutputProcessor, cut_drafts
+from updraft.cloud_engine.engine.output.output_processor import OutputProcessor
 from updraft.cloud_engine.engine.scheduling.plain_decodes import BLOCKS_AT_ONCE
 from updraft.cloud_engine.engine.scheduling.scheduler import Scheduler
 from updraft.cloud_engine.engine.scheduling.step_budget import StepBudget
 from updraft.cloud_engine.engine.speculation.drafter import Drafter, DraftWork
 from updraft.cloud_engine.engine.speculation.speculator import Speculator
-from updraft.cloud_engine.engine.types.outputs import TokenLogprob, TokenOutput
+from updraft.cloud_engine.engine.types.outputs import TokenOutput
 from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
+from updraft.cloud_engine.engine.types.slot_state import SlotState
+from updraft.cloud_engine.engine.worker.model_runner import Chunk
+from updraft.cloud_engine.engine.worker.worker import Worker
+from updraft.kernels.attention.types import QuerySpan
 from updraft.protocol.errors import ConfigurationError, OverloadedError
 from updraft.protocol.sampling import ResolvedParams, SamplingParams
+from updraft.text.grammars.state import Mask
 
 BLOCK, BLOCKS, BUDGET, BATCH, WAITING = 4, 10, 12, 4, 5
 END = 2  # a token that ends some of the answers, and is in no prompt
@@ -82,6 +90,9 @@ class Quota:
     def complete(self) -> bool:
         return self.left == 0
 
+    def mask(self, drafts: Sequence[int]) -> Mask | None:
+        return np.full(1, -1, np.int32) if len(drafts) < self.left else None
+
     def num_allowed(self, drafts: Sequence[int]) -> int:
         return min(len(drafts), self.left)
 
@@ -91,18 +102,68 @@ class Quota:
         return taken
 
 
-class Drawn:
-    """`StepResult` without a model, which confirms most drafts."""
+class Memory:
+    """A runner without a model. It keeps the token of each KV slot, and checks all that it is asked to read and write.
 
-    def __init__(self, batch: Sequence[ScheduledRequest], random: random.Random) -> None:
-        self.random = random
-        self.tokens = [self.like(item.draft_ids[i : i + 1]) for item in batch for i in range(item.num_samples)]
+    Its next tokens are random, but mostly confirm drafts.
+    """
 
-    def like(self, draft: list[int]) -> int:
+    def __init__(self, cache: KVCacheManager, window: Window | None, random: random.Random, runs_ahead: bool) -> None:
+        self.cache, self.window, self.random, self.runs_ahead = cache, window, random, runs_ahead
+        self.batch: Sequence[ScheduledRequest] = ()
+        self.tokens: dict[int, int] = {}
+        self.salts: dict[int, str] = {}
+
+    def run_decodes(self, spans: Sequence[QuerySpan], token_ids: torch.Tensor) -> torch.Tensor:
+        chunks = [
+            Chunk([token], span.start, span.block_table, 1)
+            for span, token in zip(spans, token_ids.tolist(), strict=True)
+        ]
+        if [span.start for span in spans] == [item.start for item in self.batch]:
+            return self.run(chunks)
+        for chunk in chunks:  # launched ahead, perhaps in vain
+            last = chunk.block_table[-1]
+            (item,) = (item for item in self.batch if item.state.block_table[-1] == last)
+            self.write(chunk, item.state.request.cache_salt)
+        return self.logits(chunks)
+
+    def run(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        for chunk, item in zip(chunks, self.batch, strict=True):
+            state, end = item.state, item.start + item.num_tokens
+            assert (chunk.start, chunk.token_ids) == (item.start, state.token_ids[item.start : end] + item.draft_ids)
+            self.write(chunk, state.request.cache_salt)
+        for chunk, item in zip(chunks, self.batch, strict=True):
+            self.check_reads(chunk, item)
+        return self.logits(chunks)
+
+    def write(self, chunk: Chunk, salt: str) -> None:
+        for position, token in enumerate(chunk.token_ids, start=chunk.start):
+            block = chunk.block_table[position // BLOCK]
+            assert self.cache.pool.references(block) == 1, "a shared block is written"
+            self.tokens[block * BLOCK + position % BLOCK] = token
+            self.salts[block] = salt
+
+    def check_reads(self, chunk: Chunk, item: ScheduledRequest) -> None:
+        state = item.state
+        oldest = max(0, item.start - self.window.num_tokens + 1) if self.window else 0
+        for position, token in enumerate(state.token_ids[: item.start + item.num_tokens]):
+            if position < oldest:
+                continue
+            assert chunk.block_table[position // BLOCK] == state.block_table[position // BLOCK]
+            slot = chunk.block_table[position // BLOCK] * BLOCK + position % BLOCK
+            assert self.tokens[slot] == token, "a request reads what is not its own"
+            assert self.salts[slot // BLOCK] == state.request.cache_salt, "a tenant reads another's block"
+
+    def logits(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        drafts = [
+            chunk.token_ids[len(chunk.token_ids) - row : len(chunk.token_ids) - row + 1]
+            for chunk in chunks
+            for row in reversed(range(chunk.num_logits))
+        ]
+        return torch.eye(END + 1)[[self.like(draft) for draft in drafts]]
+
+    def like(self, draft: Sequence[int]) -> int:
         return draft[0] if draft and self.random.random() < 0.7 else drawn_token(self.random)
-
-    def logprobs(self, rows: range, num_top: int) -> tuple[TokenLogprob, ...]:
-        raise AssertionError("nobody has asked for any")
 
 
 def drawn_token(random: random.Random) -> int:
@@ -110,12 +171,13 @@ def drawn_token(random: random.Random) -> int:
 
 
 class Simulation(RuleBasedStateMachine):
-    """An engine without a model. `memory` stands for the KV tensors: which token was last written into each slot."""
+    """An engine without a model, which executes its plans with a worker on a `Memory`."""
 
     scheduling_policy: SchedulingPolicy = "fcfs"
     window: Window | None = None
     num_blocks = BLOCKS
     drafts = True
+    runs_ahead = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,11 +194,12 @@ class Simulation(RuleBasedStateMachine):
         speculator = Speculator([Sometimes()] if self.drafts else [], config)
         self.scheduler = Scheduler(config, self.cache, speculator)
         self.answers = OutputProcessor(self.scheduler, self.cache, speculator)
+        self.random = random.Random(0)
+        self.memory = Memory(self.cache, self.window, self.random, self.runs_ahead)
+        self.engine: Any = object.__new__(Engine)
+        self.engine._scheduler, self.engine._worker = self.scheduler, Worker(self.memory, self.propose)  # type: ignore[arg-type]
         self.generated: dict[tuple[str, int], list[int]] = {}
         self.longest: dict[str, tuple[int, int]] = {}  # answers to each request: as asked, and as its grammar has it
-        self.memory: dict[int, int] = {}
-        self.salts: dict[int, str] = {}
-        self.random = random.Random(0)
         self.names = 0
         self.now = 0.0
 
@@ -204,15 +267,9 @@ class Simulation(RuleBasedStateMachine):
         if self.scheduling_policy == "fcfs":  # other answers to older requests may just have got a place
             assert first == oldest.request_id or self.scheduler.running[0].index > 0
         assert self.scheduler.running == sorted(self.scheduler.running, key=lambda state: state.order)
-        for item in batch:
-            self.draft(item)
-        cut_drafts(batch)
-        for item in batch:
-            self.write(item)
-        for item in batch:
-            self.check_reads(item)
+        self.memory.batch = batch
         accepted = {state: state.drafts.accepted for state in before}
-        for output in self.answers.process(batch, Drawn(batch, self.random)):
+        for output in self.answers.process(batch, self.engine._execute(batch)):
             self.hear(output)
         for state, (known, _) in before.items():
             assert state.drafts.accepted - accepted[state] <= len(state.token_ids) - known
@@ -221,11 +278,12 @@ class Simulation(RuleBasedStateMachine):
         left = set(group) - set(self.scheduler.requests())
         assert left or any(moved), "the first always moves"
 
-    def draft(self, item: ScheduledRequest) -> None:
+    def propose(self, batch: Sequence[SlotState], row_of: Any) -> None:
         """As the draft model does: it has computed all but the last of its drafts."""
-        if item.num_drafts:
-            item.draft_ids = [drawn_token(self.random) for _ in range(item.num_drafts)]
-            item.state.num_draft_computed_tokens = len(item.state.token_ids) + item.num_drafts - 1
+        for state in batch:
+            if state.num_drafts:
+                state.draft_ids = [drawn_token(self.random) for _ in range(state.num_drafts)]
+                state.num_draft_computed_tokens = len(state.token_ids) + state.num_drafts - 1
 
     def hear(self, output: TokenOutput) -> None:
         generated = self.generated.setdefault((output.request_id, output.index), [])
@@ -234,24 +292,6 @@ class Simulation(RuleBasedStateMachine):
             longest = self.longest[output.request_id]
             assert output.stats.completion_tokens == len(generated) <= min(longest)
             assert output.finish_reason == "stop" or len(generated) == longest[0]
-
-    def write(self, item: ScheduledRequest) -> None:
-        known = item.state.token_ids[item.start : item.start + item.num_tokens]
-        for position, token in enumerate(known + item.draft_ids, start=item.start):
-            block = item.state.block_table[position // BLOCK]
-            assert self.cache.pool.references(block) == 1, "a shared block is written"
-            self.memory[block * BLOCK + position % BLOCK] = token
-            self.salts[block] = item.state.request.cache_salt
-
-    def check_reads(self, item: ScheduledRequest) -> None:
-        state = item.state
-        oldest = max(0, item.start - self.window.num_tokens + 1) if self.window else 0
-        for position, token in enumerate(state.token_ids[: item.start + item.num_tokens]):
-            if position < oldest:
-                continue
-            slot = state.block_table[position // BLOCK] * BLOCK + position % BLOCK
-            assert self.memory[slot] == token, "a request reads what is not its own"
-            assert self.salts[slot // BLOCK] == state.request.cache_salt, "a tenant reads another's block"
 
     @precondition(lambda self: self.scheduler.requests())
     @rule(data=st.data())
@@ -342,6 +382,12 @@ class PlainSimulation(Simulation):
     drafts = False
 
 
+class AheadSimulation(PlainSimulation):
+    """Decodes are launched ahead."""
+
+    runs_ahead = True
+
+
 class WindowSimulation(Simulation):
     """Requests of up to 36 tokens in a pool for 28: only the blocks in reach are ever held."""
 
@@ -350,12 +396,17 @@ class WindowSimulation(Simulation):
 
 
 SETTINGS = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
-for simulation in (Simulation, PrioritySimulation, ShortestPrefillSimulation, PlainSimulation, WindowSimulation):
+SIMULATIONS = (
+    *(Simulation, PrioritySimulation, ShortestPrefillSimulation, PlainSimulation, AheadSimulation),
+    WindowSimulation,
+)
+for simulation in SIMULATIONS:
     simulation.TestCase.settings = SETTINGS
 TestSimulation = Simulation.TestCase
 TestPrioritySimulation = PrioritySimulation.TestCase
 TestShortestPrefillSimulation = ShortestPrefillSimulation.TestCase
 TestPlainSimulation = PlainSimulation.TestCase
+TestAheadSimulation = AheadSimulation.TestCase
 TestWindowSimulation = WindowSimulation.TestCase
 
 
@@ -467,7 +518,7 @@ def test_a_step_has_a_bounded_number_of_logits() -> None:
     scheduler.add(make_state("predicted", [1] * 20, 9000, draft=[2] * 5000))
     scheduler.add(make_state("scored", [1] * 900, 9, params=SamplingParams(prompt_logprobs=0)))
     predicted, scored = scheduler.schedule()
-    assert (len(predicted.draft_ids), scored.num_tokens, scored.num_prompt_scores) == (2048, 512, 512)
+    assert (len(predicted.draft_ids), scored.num_tokens) == (2048, 512)
 
 
 def test_drafts_leave_prompts_their_pace() -> None:

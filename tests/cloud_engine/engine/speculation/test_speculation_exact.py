@@ -10,9 +10,9 @@ import pytest
 from scipy.stats import chi2
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
-from updraft.cloud_engine.engine.execution.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.protocol.sampling import SamplingParams
 

@@ -93,7 +93,7 @@ from pathlib import Path
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.served_model import ServedModel
+from updraft.cloud_engine.engine.worker.served_model import ServedModel
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.kernels.runtime.host_memory import keep_freed_memory
 from updraft.kernels.linear.onednn import OneDnnLinear

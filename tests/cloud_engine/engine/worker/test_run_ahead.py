@@ -11,32 +11,32 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.model_runner import Runner
-from updraft.cloud_engine.engine.execution.step_result import LaunchedStep
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
 from updraft.cloud_engine.engine.speculation.drafter import DraftWork
+from updraft.cloud_engine.engine.step import NewSequence
+from updraft.cloud_engine.engine.types.slot_state import SlotState
+from updraft.cloud_engine.engine.worker.model_runner import Runner
+from updraft.cloud_engine.engine.worker.worker import LaunchedStep, Worker
+from updraft.protocol.sampling import ResolvedParams
 
 
 @pytest.fixture
 def ahead(monkeypatch):
     """Switches it on, and notes the batches that were launched ahead, and those that were launched in their turn."""
     launches = Launches()
-    in_turn, before = Engine._launch, Engine._launch_ahead
+    in_turn, before = Worker._launch, Worker.launch_ahead
 
-    def launch(self, batch):
-        launches.in_turn += bool(batch)
-        return in_turn(self, batch)
+    def launch(self, *arguments):
+        launches.in_turn += 1
+        return in_turn(self, *arguments)
 
-    def launch_ahead(self, launched):
-        step = before(self, launched)
-        if step is not None:
-            launches.append(len(step.batch))
-        return step
+    def launch_ahead(self, plan):
+        launches.append(len(plan.slots))
+        before(self, plan)
 
     monkeypatch.setattr(Runner, "runs_ahead", True)
-    monkeypatch.setattr(Engine, "_launch", launch)
-    monkeypatch.setattr(Engine, "_launch_ahead", launch_ahead)
+    monkeypatch.setattr(Worker, "_launch", launch)
+    monkeypatch.setattr(Worker, "launch_ahead", launch_ahead)
     return launches
 
 
@@ -207,21 +207,18 @@ def test_nothing_is_launched_ahead_of_drafts(ahead, monkeypatch, draft, make_eng
     assert not ahead
 
 
-def test_a_share_that_gets_drafts_is_not_found_in_what_was_launched(make_engine, make_prompts, ask):
-    engine = make_engine()
-    for request in ask(make_prompts(3), max_tokens=10):
-        engine.add_request(request)
-    for _ in range(2):
-        engine.step()
-    batch = engine._scheduler.schedule()
-    rows = [engine._sampling_row(item, 0) for item in batch]
-    launched = LaunchedStep(batch, torch.tensor([5, 6, 7]), rows, None)
+def test_a_step_covers_the_sequences_that_it_holds():
+    """Whatever their order is now; a sequence that is new in a slot is not the one that was launched there."""
+
+    def new_state(slot):
+        return SlotState(NewSequence(slot, [1, 2], 1, 9, ResolvedParams(), 0, frozenset(), [0]))
+
+    batch = [new_state(slot) for slot in range(3)]
+    launched = LaunchedStep(batch, 3, torch.tensor([5, 6, 7]), rows := list("abc"))
     assert launched.of(batch) is launched
     assert launched.of(batch[1:]).read() == [6, 7] and launched.of(batch[1:]).rows == rows[1:]
     assert launched.of([batch[2], batch[0]]).read() == [7, 5]
-    engine._scheduler.decodes.leave(batch[1].state)
-    assert launched.of(batch) is None and launched.of([batch[1]]) is None
-    assert launched.of([batch[2]]).read() == [7]
+    assert launched.of([batch[0], new_state(1), batch[2]]) is None and launched.of([new_state(1)]) is None
 
 
 def test_a_failed_step_leaves_nothing_behind(ahead, monkeypatch, make_engine, make_prompts, ask, run):
@@ -231,9 +228,9 @@ def test_a_failed_step_leaves_nothing_behind(ahead, monkeypatch, make_engine, ma
         engine.add_request(request)
     for _ in range(5):
         engine.step()
-    assert engine._ahead is not None
+    assert engine._worker._ahead is not None
     assert sorted(engine.reset()) == ["r0", "r1", "r2"]
-    assert engine._ahead is None
+    assert engine._worker._ahead is None
     expected = [result.token_ids for result in run(make_engine(), requests)]
     assert [result.token_ids for result in run(engine, requests)] == expected
 

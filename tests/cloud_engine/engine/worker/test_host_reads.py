@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from updraft.cloud_engine.engine.execution import step_result as sampled
-from updraft.cloud_engine.engine.execution.host_device_copy import HostCopy, to_device
-from updraft.cloud_engine.engine.execution.sampler import log_probabilities
+from updraft.cloud_engine.engine.worker import worker
+from updraft.cloud_engine.engine.worker.host_device_copy import HostCopy, to_device
+from updraft.cloud_engine.engine.worker.sampler import log_probabilities
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_requests_get_the_log_probabilities_they_asked_for(make_engine, make_pro
         looked_up.append(len(logits))
         return log_probabilities(logits, chosen, num_top)
 
-    monkeypatch.setattr(sampled, "log_probabilities", counted)
+    monkeypatch.setattr(worker, "log_probabilities", counted)
     together = run(make_engine(draft=draft, draft_length="fixed"), requests)
     steps_with_more = sum(rows > 1 for rows in looked_up)
     assert steps_with_more > 0

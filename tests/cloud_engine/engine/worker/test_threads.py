@@ -3,7 +3,7 @@
 import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.execution import devices
+from updraft.cloud_engine.engine.worker import devices
 
 
 @pytest.fixture

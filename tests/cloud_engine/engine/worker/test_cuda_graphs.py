@@ -8,15 +8,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.execution.cuda_graphs import (
+from updraft.cloud_engine.engine.kv.sizing import cache_spec
+from updraft.cloud_engine.engine.worker.cuda_graphs import (
     GraphLimits,
     GraphSize,
     StepGraphs,
     graph_sizes,
     smallest_size,
 )
-from updraft.cloud_engine.engine.execution.model_runner import Chunk, Runner
-from updraft.cloud_engine.engine.kv.sizing import cache_spec
+from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
 from updraft.kernels.attention.ops import TritonBackend
 from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.types import QuerySpan
@@ -123,8 +123,8 @@ def test_the_runner_takes_captured_steps_where_they_fit(target) -> None:
     assert replays == [2, 2]
     spans = [QuerySpan(6, 1, TABLES[0]), QuerySpan(2, 1, TABLES[1])]
     expected = plain.run([Chunk([8], 6, TABLES[0], 1), Chunk([6], 2, TABLES[1], 1)])
-    torch.testing.assert_close(runner.run_ahead(spans, torch.tensor([8, 6])), expected)
+    torch.testing.assert_close(runner.run_decodes(spans, torch.tensor([8, 6])), expected)
     assert replays == [2, 2, 2]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runner, "_graphs", None)
-        torch.testing.assert_close(runner.run_ahead(spans, torch.tensor([8, 6])), expected)
+        torch.testing.assert_close(runner.run_decodes(spans, torch.tensor([8, 6])), expected)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from updraft.cloud_engine.engine.execution import warm_up
-from updraft.cloud_engine.engine.execution.cuda_graphs import GraphLimits
-from updraft.cloud_engine.engine.execution.model_runner import Runner
-from updraft.cloud_engine.engine.execution.sampler import _flat, sampling_of
-from updraft.cloud_engine.engine.execution.warm_up import make_ready, prompt_lengths, row_counts
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
+from updraft.cloud_engine.engine.worker import warm_up
+from updraft.cloud_engine.engine.worker.cuda_graphs import GraphLimits
+from updraft.cloud_engine.engine.worker.model_runner import Runner
+from updraft.cloud_engine.engine.worker.sampler import _flat, sampling_of
+from updraft.cloud_engine.engine.worker.warm_up import make_ready, prompt_lengths, row_counts
 from updraft.kernels.attention.launch import AttentionShape, tile_rows
 from updraft.kernels.runtime.backend import kernel_cache
 from updraft.kernels.runtime.numeric import next_power_of_2

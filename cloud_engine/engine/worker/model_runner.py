@@ -111,7 +111,7 @@ class Runner:
         return self._device.type == "cuda"
 
     @torch.inference_mode()
-    def run_ahead(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:
+    def run_decodes(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:
         """Compute one token per span and return logits (spans, vocab) float32. `token_ids` (spans,) int64 may be on the
         device and still being computed."""
         logits = self._replayed(spans, token_ids)
@@ -160,7 +160,7 @@ class Runner:
         sampled: list[Tensor] = []
         for number, live in enumerate(passes.live.tolist()):
             spans = [QuerySpan(span.start + number, 1, span.block_table) for span in passes.batch.spans[:live]]
-            logits = self.run_ahead(spans, token_ids[:live])
+            logits = self.run_decodes(spans, token_ids[:live])
             token_ids = sample_rows(logits, sampling.of(slice(live)).ahead(number))
             sampled.append(token_ids)
         continued: list[list[int]] = [[] for _ in passes.batch.spans]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from updraft.cloud_engine.engine.execution.devices import allow_tf32, use_device
+from updraft.cloud_engine.engine.worker.devices import allow_tf32, use_device
 from updraft.protocol.errors import ConfigurationError
 
 

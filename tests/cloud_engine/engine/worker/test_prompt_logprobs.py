@@ -11,7 +11,7 @@ import torch
 from decoder_reference import expected_logprobs, random_tokens, reference_model
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.execution.served_model import DraftWeights, ServedModel
+from updraft.cloud_engine.engine.worker.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.loading.loader import load_model
 
 PROMPTS = [random_tokens(length, length) for length in (1, 2, 16, 17, 50, 90)]
@@ -96,7 +96,7 @@ def test_answers_of_one_request_score_its_prompt_once(reference, make_scoring, a
 def test_memory_is_bounded_by_the_chunk(make_scoring, ask, monkeypatch) -> None:
     engine = make_scoring(max_num_batched_tokens=16)
     most = 0
-    run_model = engine._runner.run
+    run_model = engine._worker.runner.run
 
     def watched(chunks: Any) -> torch.Tensor:
         nonlocal most
@@ -104,7 +104,7 @@ def test_memory_is_bounded_by_the_chunk(make_scoring, ask, monkeypatch) -> None:
         most = max(most, len(logits))
         return logits
 
-    monkeypatch.setattr(engine._runner, "run", watched)
+    monkeypatch.setattr(engine._worker.runner, "run", watched)
     engine.add_request(ask([PROMPTS[5]], prompt_logprobs=20)[0])
     while engine.has_work:
         engine.step()

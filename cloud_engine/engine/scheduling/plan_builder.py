@@ -1,0 +1,76 @@
+"""Builds step plans: assigns slots of the worker to scheduled requests, and states what the worker lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..kv.kv_cache_manager import KVCacheManager
+from ..step import DraftGrant, NewBlocks, NewSequence, StepPlan
+from ..types.request_state import RequestState, ScheduledRequest
+
+
+class PlanBuilder:
+    """Assigns slots and builds plans. The slot of an ended sequence is free from the next plan on."""
+
+    def __init__(self, cache: KVCacheManager, num_slots: int) -> None:
+        self._cache = cache
+        self._free = list(reversed(range(num_slots)))
+        self._ended: list[int] = []
+        self._num_plans = 0
+
+    def end(self, state: RequestState) -> None:
+        """Free the slot of a request that ends or is preempted; do nothing if it has none."""
+        if state.slot >= 0:
+            self._ended.append(state.slot)
+            self._free.append(state.slot)
+            state.slot = -1
+
+    def plan(self, decode_slots: list[int], other_items: Sequence[ScheduledRequest] = ()) -> StepPlan:
+        """Build the plan of plain decodes, and then of `other_items`."""
+        ended, self._ended = self._ended, []
+        new: list[NewSequence] = []
+        drafts: dict[int, list[int]] = {}
+        grants: dict[int, DraftGrant] = {}
+        slots, num_decodes = decode_slots, len(decode_slots)
+        counts = [1] * num_decodes
+        for item in other_items:
+            state = item.state
+            if state.slot < 0:
+                state.slot = self._free.pop()
+                new.append(_new_sequence(state, state.slot))
+            if item.drafter is not None:
+                grants[state.slot] = DraftGrant(item.drafter, item.num_drafts)
+            elif item.draft_ids:
+                drafts[state.slot] = item.draft_ids
+            slots.append(state.slot)
+            counts.append(item.num_tokens)
+        self._num_plans += 1
+        return StepPlan(self._num_plans, slots, counts, num_decodes, new, self._new_blocks(), ended, drafts, grants)
+
+    def _new_blocks(self) -> list[NewBlocks]:
+        new_blocks: list[NewBlocks] = []
+        for state in self._cache.take_grown():
+            start = state.num_planned_blocks
+            if state.slot >= 0 and len(state.block_table) > start:
+                new_blocks.append(NewBlocks(state.slot, start, state.block_table[start:]))
+                state.num_planned_blocks = len(state.block_table)
+        return new_blocks
+
+
+def _new_sequence(state: RequestState, slot: int) -> NewSequence:
+    state.num_planned_blocks = len(state.block_table)
+    return NewSequence(
+        slot,
+        list(state.token_ids),
+        state.num_prompt_tokens,
+        state.max_tokens,
+        state.params,
+        state.seed,
+        state.end_ids,
+        list(state.block_table),
+        state.num_computed_tokens,
+        state.num_draft_computed_tokens,
+        len(state.prompt_logprobs) if state.scores_prompt else None,
+        state.request.embed,
+        state.grammar is not None,
+    )
