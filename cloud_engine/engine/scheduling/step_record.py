@@ -7,6 +7,7 @@ random key that is not kept, so they only tell which requests share a prefix.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import secrets
 import time
@@ -15,11 +16,13 @@ from pathlib import Path
 
 import msgspec
 
+from ....protocol.errors import ConfigurationError
 from ..config import EngineConfig
 from ..step import StepPlan, StepResult
 from ..types.prefix_hashes import PrefixHashes
 from ..types.request_state import RequestState, ScheduledRequest
 
+_LOG = logging.getLogger(__name__)
 #: Steps kept. The file is cut when it has twice as many.
 RECORDED_STEPS = 10_000
 
@@ -88,13 +91,17 @@ class StepRecorder:
     """Writes step records to a file that only this user can read. An older file is renamed to `NAME.previous`."""
 
     def __init__(self, path: Path, header: RecordHeader) -> None:
+        """Create the file. Raises ConfigurationError if this is not possible."""
         self._path, self._block_size = path, header.config.block_size
-        if path.exists():
-            path.replace(path.with_name(f"{path.name}.previous"))
         self._key = secrets.token_hex()
         self._header = msgspec.json.encode(header) + b"\n"
-        self._num_steps = 0
-        self._replace(b"")
+        self._num_steps, self._has_failed = 0, False
+        try:
+            if path.exists():
+                path.replace(path.with_name(f"{path.name}.previous"))
+            self._replace(b"")
+        except OSError as error:
+            raise ConfigurationError(f"record_steps: {error}.", param="record_steps") from error
         self._step = StepRecord([], False, 0.0)
 
     def add(self, state: RequestState) -> None:
@@ -150,8 +157,16 @@ class StepRecorder:
                 num_new = len(state.token_ids) - step.lengths[index]
                 step.counts[index] = max(0, min(result.counts[index] - 1, num_new))
                 step.blocks.append(self._blocks(state))
+        try:
+            self._write(msgspec.json.encode(step) + b"\n")
+        except OSError as error:  # a full disk must not fail requests
+            if not self._has_failed:
+                _LOG.warning("Steps cannot be recorded: %s", error)
+            self._has_failed = True
+
+    def _write(self, line: bytes) -> None:
         with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(step) + b"\n")
+            file.write(line)
         self._num_steps += 1
         if self._num_steps == 2 * RECORDED_STEPS:
             self._num_steps = RECORDED_STEPS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
@@ -23,6 +24,7 @@ from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from updraft.cloud_engine.engine.worker.model_runner import Runner
+from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import ResolvedParams, SamplingParams
 
 END = 2**32 - 1  # the only token that ends an answer in a replay; blocks hold smaller ones
@@ -246,6 +248,19 @@ def test_the_file_keeps_the_latest_steps_and_no_tokens(
     make_engine(record_steps=str(path))
     assert len(path.with_name("steps.previous").read_bytes().splitlines()) == 1 + len(replay.steps)
     assert replay.header.config == replace(EngineConfig(), record_steps=str(path))
+
+
+def test_a_file_that_cannot_be_written_fails_no_request(
+    tmp_path: Path, make_engine: Any, ask: Any, run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "folder"
+    with pytest.raises(ConfigurationError, match=r"record_steps: .*No such file"):
+        make_engine(record_steps=str(folder / "steps"))
+    folder.mkdir()
+    engine = make_engine(record_steps=str(folder / "steps"))
+    shutil.rmtree(folder)
+    assert len(run(engine, ask([[1, 2, 3]], max_tokens=4, ignore_eos=True))[0].token_ids) == 4
+    assert caplog.text.count("Steps cannot be recorded") == 1
 
 
 torch.set_num_threads(1)
