@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from ....protocol.decoding import read_object
 from ....protocol.dialects.messages_events import message_of
 from ....protocol.dialects.messages_request import read_count, read_message
 from ....protocol.embeddings import EmbeddingRequest, embedding_list, read_embedding
-from ....protocol.errors import InvalidRequestError, UpdraftError
+from ....protocol.errors import InvalidRequestError, UpdraftError, invalid_value
 from ....protocol.http import prometheus, sse
 from ....protocol.http.access import Access
 from ....protocol.http.app import (
@@ -31,6 +31,7 @@ from ....protocol.http.app import (
     send,
     send_json,
 )
+from ....protocol.http.server import DRAIN_S
 from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard, ModelList
 from ....protocol.sampling import SamplingDefaults
@@ -55,6 +56,8 @@ from .responses import compacted, read_compact, read_prompt, read_stateless, tra
 if TYPE_CHECKING:
     from ...engine.process.client import EngineClient
 
+_ADMIN_PATHS = ("/sleep", "/wake_up", "/is_sleeping")
+
 
 @dataclass(frozen=True, slots=True)
 class NodeEngine:
@@ -68,6 +71,8 @@ class NodeEngine:
     # Name of a `ToolFormat`; "auto" detects one in the chat template.
     tool_call_parser: str = "auto"
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    # Time for requests in flight to finish before the node sleeps, in seconds.
+    drain_timeout_s: float = DRAIN_S
 
 
 def create_node_app(
@@ -88,6 +93,7 @@ def create_node_app(
             await served.engine.close()
             await node.close()
 
+    access = replace(access or Access(), admin_paths=_ADMIN_PATHS)
     app = create_app("Updraft node", access=access, lifespan=lifespan)
     app.state.traffic.at_deadline = served.engine.close
     app.state.traffic.at_drain = None if registration is None else registration.leave
@@ -105,6 +111,9 @@ def create_node_app(
     app.add_route("/spent/{attempt}", node.spent, methods=["GET"])
     app.add_route("/v1/models", node.models, methods=["GET"])
     app.add_route("/v1/models/{model:path}", node.model, methods=["GET"])
+    app.add_route("/sleep", node.sleep, methods=["POST"])
+    app.add_route("/wake_up", node.wake_up, methods=["POST"])
+    app.add_route("/is_sleeping", node.is_sleeping, methods=["GET"])
     app.add_route("/health", node.health, methods=["GET"])
     app.add_route("/metrics", node.metrics, methods=["GET"])
     return app
@@ -113,6 +122,7 @@ def create_node_app(
 class _Node:
     def __init__(self, served: NodeEngine) -> None:
         self._engine = served.engine
+        self._drain_timeout_s = served.drain_timeout_s
         self._tokenizer = served.tokenizer
         self._context_length = served.context_length
         self._card = ModelCard(id=served.model_id, created=int(time.time()), max_model_len=served.context_length)
@@ -235,6 +245,21 @@ class _Node:
         if failure := self._engine.failure:
             return error_response(failure)
         return send_json({"status": "ok", "model": self._card.id})
+
+    async def sleep(self, request: Request) -> Response:
+        """Free memory until `/wake_up`; other nodes get the requests. Level 2 also ends the engine's process."""
+        level = request.query_params.get("level", "1")
+        if level not in ("1", "2"):
+            raise invalid_value("level", "must be 1 or 2")
+        await self._engine.sleep(int(level), self._drain_timeout_s)
+        return send_json({"is_sleeping": True})
+
+    async def wake_up(self, _request: Request) -> Response:
+        await self._engine.wake()
+        return send_json({"is_sleeping": False})
+
+    async def is_sleeping(self, _request: Request) -> Response:
+        return send_json({"is_sleeping": self._engine.sleep_level > 0})
 
     async def metrics(self, _request: Request) -> Response:
         metrics = node_metrics(self._engine.stats(), self._latencies, healthy=self._engine.failure is None)
