@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-#: Header of a 500 that a gateway must not retry on another node.
-ERROR_CODE_HEADER = "x-updraft-error-code"
+#: Header and code of a 500 that a gateway must not retry on another node.
+ERROR_CODE_HEADER, REQUEST_FAILED = "x-updraft-error-code", "request_failed"
 _MAX_MESSAGE, _MAX_PARAM = 4000, 200  # maximum characters of `message` and of `param`
 
 
@@ -240,10 +240,10 @@ class EngineDownError(EngineError):
 class RequestFailedError(EngineError):
     """The engine failed on this request alone. The request may fail everywhere: change or report it."""
 
-    default_code = "request_failed"
+    default_code = REQUEST_FAILED
 
     def headers(self) -> dict[str, str]:
-        return super().headers() | {ERROR_CODE_HEADER: "request_failed"}
+        return super().headers() | {ERROR_CODE_HEADER: REQUEST_FAILED}
 
 
 class ModelLoadError(UpdraftError):

@@ -180,7 +180,7 @@ def _advance(grammar: GrammarState, tokens: Sequence[int]) -> int:
     """Advance the grammar. If it raises, only this answer ends, with an error."""
     try:
         return grammar.advance(tokens)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the client of this answer gets the error
         _log.exception("A grammar failed; the other requests continue.")
         grammar.error = f"the grammar failed ({type(error).__name__}: {error})."
         return 0

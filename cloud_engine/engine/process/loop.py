@@ -160,7 +160,7 @@ class EngineLoop:
                 self._engine.add_request(_PROBE)
                 while self._engine.has_work:
                     self._engine.step()
-            except Exception:
+            except Exception:  # noqa: BLE001 - the caller raises the error of the first failure
                 _log.exception("The engine fails on any request.")
                 self._engine.reset()
             else:

@@ -56,6 +56,8 @@ from .responses import compacted, read_compact, read_prompt, read_stateless, tra
 if TYPE_CHECKING:
     from ...engine.process.client import EngineClient
 
+#: Seconds without a token after which a stream gets a comment, so that proxies keep the connection.
+HEARTBEAT_S = 10.0
 _ADMIN_PATHS = ("/sleep", "/wake_up", "/is_sleeping")
 
 
@@ -139,14 +141,14 @@ class _Node:
 
     async def chat(self, request: Request) -> Response:
         """Serve a chat completion. Chat templates render off the event loop, in another process."""
-        return send(await self._answer(request, await read_body(request), self._chat_job), request)
+        return send(await self._answer(request, await read_body(request), self._chat_job), request, HEARTBEAT_S)
 
     async def respond(self, request: Request) -> Response:
         """Serve OpenAI's Responses API as a chat request. A node stores no responses, so requests must be complete."""
         body = await read_body(request)
         asked = await off_event_loop(body, lambda: read_stateless(body))
         answer = await self._answer(request, asked.chat, partial(self._chat_job, hints=asked.hints, names=asked.names))
-        return send(translated(asked, answer), request)
+        return send(translated(asked, answer), request, HEARTBEAT_S)
 
     async def compact(self, request: Request) -> Response:
         """Let the model summarize the conversation of a Responses request."""
@@ -173,7 +175,7 @@ class _Node:
         async def prepared(_body: bytes, _tenant: str) -> PreparedRequest:
             return job
 
-        return send(message_of(asked, await self._answer(request, chat, prepared), prompt_tokens), request)
+        return send(message_of(asked, await self._answer(request, chat, prepared), prompt_tokens), request, HEARTBEAT_S)
 
     async def count_message(self, request: Request) -> Response:
         """Count the prompt tokens of a Messages request."""
@@ -198,7 +200,7 @@ class _Node:
         async def make_job(body: bytes, tenant: str) -> PreparedRequest:
             return await off_event_loop(body, lambda: self._preprocessor.completion(body, tenant))
 
-        return send(await self._answer(request, await read_body(request), make_job), request)
+        return send(await self._answer(request, await read_body(request), make_job), request, HEARTBEAT_S)
 
     async def embed(self, request: Request) -> Response:
         body = await read_body(request)
@@ -268,7 +270,8 @@ class _Node:
     async def _answer(
         self, request: Request, body: bytes, make_job: Callable[[bytes, str], Awaitable[PreparedRequest]]
     ) -> WireResponse:
-        """Answer a request. A failure before the first token is an HTTP error. A disconnect aborts the request."""
+        """Answer a request. A failure before the first token is an HTTP error, but an event after `HEARTBEAT_S` seconds
+        of a stream. A disconnect aborts the request."""
         tenant = _tenant(request)
         with cancel_on_disconnect(request):
             job = await make_job(body, tenant)
@@ -280,11 +283,17 @@ class _Node:
             answer = _traced(self._pieces(job), span)
             if not job.stream and (attempt := request.headers.get(ATTEMPT_HEADER.decode())):
                 answer = self._spent.watch(attempt, TokenCounter(job.generations), answer)
-            with _rename_prompt_param(job.prompt_field):
-                first = await anext(answer)
             if not job.stream:
-                rest = [piece async for piece in answer]
-                return WireResponse.json(job.format.whole(joined([first, *rest])))
+                with _rename_prompt_param(job.prompt_field):
+                    return WireResponse.json(job.format.whole(joined([piece async for piece in answer])))
+            first = asyncio.create_task(_first(answer, job.prompt_field))
+            try:
+                await asyncio.wait([first], timeout=HEARTBEAT_S)
+            except asyncio.CancelledError:
+                first.cancel()
+                raise
+            if first.done():
+                first.result()
         return WireResponse(200, sse.HEADERS, _events(job, first, answer))
 
     def _pieces(self, job: PreparedRequest) -> AsyncGenerator[Piece]:
@@ -328,9 +337,19 @@ async def _numbered_through(of_each: list[Callable[[], AsyncGenerator[Piece]]], 
             yield piece
 
 
-async def _events(job: PreparedRequest, first: Piece, rest: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
+async def _first(answer: AsyncGenerator[Piece], prompt_field: str) -> Piece:
+    with _rename_prompt_param(prompt_field):
+        return await anext(answer)
+
+
+async def _events(
+    job: PreparedRequest, first_piece: asyncio.Task[Piece], rest: AsyncGenerator[Piece]
+) -> AsyncGenerator[bytes]:
     """Yield the answer as server-sent events. A failure is sent as an `error` event and ends the stream."""
     try:
+        if not first_piece.done():
+            yield sse.KEEP_ALIVE
+        first = await first_piece
         for chunk in job.format.opening():
             yield sse.event(chunk)
         for chunk in job.format.chunks(first):
@@ -346,6 +365,8 @@ async def _events(job: PreparedRequest, first: Piece, rest: AsyncGenerator[Piece
     except UpdraftError as error:
         yield sse.event(error.to_body())
     finally:
+        first_piece.cancel()
+        await asyncio.wait([first_piece])
         await rest.aclose()
 
 
