@@ -202,9 +202,7 @@ class _EventReader:
             try:
                 event = self._checked(event)  # noqa: PLW2901
             except AnswerFailure as failure:
-                if failure.event and (
-                    failure.is_final or not self._breaks(failure.event)
-                ):  # the client's stream ends with this error
+                if failure.event and not self._breaks(failure):  # the client's stream ends with this error
                     self.ended, self.call.row.status = True, UpstreamError.status
                     out.append(failure.event)
                 else:
