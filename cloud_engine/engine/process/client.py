@@ -24,7 +24,6 @@ from .messages import (
     Sleep,
     SleepReport,
     StepFailureReport,
-    Wake,
 )
 from .recovery import CLEARING_TOKENS, Recovery
 
@@ -43,6 +42,7 @@ class EngineClient(ABC):
         self._in_flight: dict[str, _InFlight] = {}
         self._unanswered: set[str] = set()  # requests without any output yet
         self._recovery = Recovery()
+        self._is_running = False  # the engine takes requests, at least those in flight
         self._idle = asyncio.Event()  # no request is in flight
         self._idle.set()
         self._transition = asyncio.Lock()  # held while the engine falls asleep or wakes up
@@ -134,13 +134,15 @@ class EngineClient(ABC):
             asleep = self._refusal = OverloadedError("The node sleeps. Use another node.", code="sleeping")
             try:
                 await asyncio.wait_for(self._idle.wait(), drain_s)
-            except TimeoutError:
+            except (TimeoutError, asyncio.CancelledError) as error:
                 if self._refusal is asleep:
                     self._serve()
+                if isinstance(error, asyncio.CancelledError):
+                    raise
                 count = len(self._in_flight)
                 raise ConflictError(f"{count} requests are in flight after {drain_s:g} s. Try again later.") from None
             if self._refusal is asleep:
-                await self._settle(lambda: self._fall_asleep(level))
+                await self._settle(level, asleep=True)
             if self._refusal is not asleep:  # the engine failed, or is shutting down
                 raise self.failure or EngineDownError("The engine restarted while falling asleep. Try again.")
             self.sleep_level = level
@@ -150,14 +152,14 @@ class EngineClient(ABC):
         async with self._transition:
             if self.sleep_level:
                 level, self.sleep_level = self.sleep_level, 0
-                await self._settle(lambda: self._wake_up(level))
+                await self._settle(level, asleep=False)
             if self._refusal is not None:
                 raise _copy_of(self._refusal)
 
-    async def _settle(self, begin: Callable[[], None]) -> None:
+    async def _settle(self, level: int, *, asleep: bool) -> None:
         """Begin a transition, and wait until the engine has reported its end or is down."""
         self._settled = asyncio.get_running_loop().create_future()
-        begin()
+        self._begin_transition(level, asleep=asleep)
         await self._settled
 
     def stats(self) -> EngineStats:
@@ -174,13 +176,10 @@ class EngineClient(ABC):
     def _send(self, command: Command) -> None:
         """Send a command to the engine without waiting."""
 
-    def _fall_asleep(self, level: int) -> None:
+    def _begin_transition(self, level: int, *, asleep: bool) -> None:
+        """Make the engine fall asleep or wake up without waiting. Its end is reported by `_end_transition`."""
         del level
-        self._send(Sleep())
-
-    def _wake_up(self, level: int) -> None:
-        del level
-        self._send(Wake())
+        self._send(Sleep(asleep))
 
     @abstractmethod
     def _run(self) -> None:
@@ -220,7 +219,7 @@ class EngineClient(ABC):
             self._in_flight[request_id].put(event)
 
     def _serve(self) -> None:
-        self._refusal = None
+        self._refusal, self._is_running = None, True
         self._end_transition()
         self._send_returning()
 
@@ -233,11 +232,10 @@ class EngineClient(ABC):
         culprit = self._recovery.failed(lost, suspects)
         if culprit is not None:
             self._put(culprit, error)
-        if self._refusal is None:
-            self._send_returning()
+        self._send_returning()
 
     def _send_returning(self) -> None:
-        for request_id in self._recovery.returning(self._in_flight):
+        for request_id in self._recovery.returning(self._is_unfinished) if self._is_running else ():
             this = self._in_flight[request_id]
             self._unanswered.add(request_id)
             try:
@@ -245,21 +243,22 @@ class EngineClient(ABC):
             except UpdraftError as error:
                 self._put(request_id, error)
 
+    def _is_unfinished(self, request_id: str) -> bool:
+        return request_id in self._in_flight and bool(self._in_flight[request_id].token_ids)
+
     def _is_cleared(self, request_id: str) -> bool:
-        this = self._in_flight.get(request_id)
-        return this is None or not this.token_ids or this.num_new_tokens >= CLEARING_TOKENS
+        return not self._is_unfinished(request_id) or self._in_flight[request_id].num_new_tokens >= CLEARING_TOKENS
 
     def _clear(self, request_id: str) -> None:
         """End the trial of a request. If all suspects in the engine are cleared, the next ones follow."""
         if request_id in self._recovery.trial:
             self._recovery.trial.remove(request_id)
-            if self._refusal is None:
-                self._send_returning()
+            self._send_returning()
 
     def _refuse(self, error: UpdraftError) -> None:
         """Stop serving: all requests in flight and all later requests fail with `error`."""
         self._refusal, self._stats, self._recovery = error, EngineStats(), Recovery()
-        self.sleep_level = 0
+        self.sleep_level, self._is_running = 0, False
         self._end_transition()
         for request_id in self._in_flight:
             self._put(request_id, _copy_of(error))

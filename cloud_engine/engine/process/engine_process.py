@@ -73,16 +73,12 @@ class EngineProcess(EngineClient):
     def _send(self, command: Command) -> None:
         self._core.send(command)
 
-    def _fall_asleep(self, level: int) -> None:
+    def _begin_transition(self, level: int, *, asleep: bool) -> None:
         if level == 1:
-            super()._fall_asleep(level)
-        else:
+            super()._begin_transition(level, asleep=asleep)
+        elif asleep:
             self._awake.clear()
             self._send(Close())
-
-    def _wake_up(self, level: int) -> None:
-        if level == 1:
-            super()._wake_up(level)
         else:
             self._awake.set()
 
@@ -93,8 +89,10 @@ class EngineProcess(EngineClient):
 
     def _lose_core(self, failure: UpdraftError, cause: str) -> None:
         """Refuse new requests, and prepare the requests in flight for the next core. Runs in the event loop."""
-        self._refusal, self._stats, self.sleep_level = failure, EngineStats(), 0
-        lost = [request_id for request_id in self._in_flight if not self._recovery.holds(request_id)]
+        self._refusal, self._stats = failure, EngineStats()
+        self.sleep_level, self._is_running = 0, False
+        unfinished = filter(self._is_unfinished, self._in_flight)
+        lost = [request_id for request_id in unfinished if not self._recovery.holds(request_id)]
         begun = [request_id for request_id in lost if self._in_flight[request_id].num_new_tokens]
         waiting = [request_id for request_id in lost if not self._in_flight[request_id].num_new_tokens]
         if lost:

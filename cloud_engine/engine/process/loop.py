@@ -24,7 +24,6 @@ from .messages import (
     Sleep,
     SleepReport,
     StepFailureReport,
-    Wake,
 )
 from .transport import CoreTransport
 
@@ -91,12 +90,9 @@ class EngineLoop:
             case Abort(request_id, index):
                 self._grammars.cancel(request_id)
                 self._engine.abort(request_id, index)
-            case Sleep():
-                self._engine.sleep()
-                self._report(SleepReport(asleep=True))
-            case Wake():
-                self._engine.wake()
-                self._report(SleepReport(asleep=False))
+            case Sleep(asleep):
+                self._engine.sleep() if asleep else self._engine.wake()
+                self._report(SleepReport(asleep))
             case _:
                 raise TypeError(f"Unexpected command to a running engine: {type(command).__name__}.")
 

@@ -45,18 +45,16 @@ class CompileNotice(msgspec.Struct, tag=True, frozen=True):
 
 
 class Sleep(msgspec.Struct, tag=True, frozen=True):
-    """Release memory (`Engine.sleep`); sent only while no request is in flight."""
+    """Call `Engine.sleep`, or `Engine.wake` if `asleep` is false; sent only while no request is in flight."""
 
-
-class Wake(msgspec.Struct, tag=True, frozen=True):
-    """Restore the memory that `Sleep` has released."""
+    asleep: bool
 
 
 class Close(msgspec.Struct, tag=True, frozen=True):
     """Stop after the current step."""
 
 
-Command = Load | Add | Abort | CompileNotice | Sleep | Wake | Close
+Command = Load | Add | Abort | CompileNotice | Sleep | Close
 
 
 class LoadProgress(msgspec.Struct, tag=True, frozen=True):

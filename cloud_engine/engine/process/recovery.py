@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Sequence
 
 #: Tokens after which a suspect is cleared. The engine's last reports before its death may be this far behind.
 CLEARING_TOKENS = 8
@@ -49,17 +49,17 @@ class Recovery:
         self._held |= dict.fromkeys(request_id for request_id in lost if request_id not in returning)
         return culprit
 
-    def returning(self, in_flight: Container[str]) -> list[str]:
+    def returning(self, is_unfinished: Callable[[str], bool]) -> list[str]:
         """Return the requests to send to the engine now: the next group if the trial is over, in the end the others."""
         while not self.trial and self._groups:
-            group = [request_id for request_id in self._groups.popleft() if request_id in in_flight]
+            group = list(filter(is_unfinished, self._groups.popleft()))
             self.trial = set(group)
             if group:
                 return group
         if self.trial:
             return []
         held, self._held = self._held, {}
-        return [request_id for request_id in held if request_id in in_flight]
+        return list(filter(is_unfinished, held))
 
 
 def _halves(ids: Sequence[str]) -> list[list[str]]:

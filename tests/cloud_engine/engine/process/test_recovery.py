@@ -142,7 +142,7 @@ def test_only_the_culprit_fails(poison, options, n, make_engine, make_prompts):
         assert isinstance(failure, RequestFailedError)
         assert (failure.status, failure.code, failure.retryable) == (500, "request_failed", False)
         assert "RuntimeError: " in failure.message
-        assert list(map(contents, results)) == expected
+        assert [contents(result) for result in results if isinstance(result, dict)] == expected
         assert engine.failure is None
         assert engine.stats().kv_blocks_used == engine.stats().running == engine.stats().waiting == 0
         assert contents(await answers(engine, requests[0])) == expected[0], "and it serves as before"
@@ -196,7 +196,7 @@ def test_the_culprit_is_found_in_few_trials(num_requests, is_late):
             else:
                 late -= recovery.trial
                 recovery.trial.clear()
-            running += recovery.returning(names)
+            running += recovery.returning(names.__contains__)
         assert found == culprit
         assert failures <= (2 if is_late else 1) * (3 + math.log2(num_requests))
 
@@ -222,7 +222,7 @@ def test_every_request_returns_whatever_fails():
                 ended = {name for name in batch if chance.random() < 0.2}
                 gone |= ended
                 running = [name for name in running if name not in ended]
-            returning = recovery.returning([name for name in names if name not in gone])
+            returning = recovery.returning(lambda name, gone=gone: name not in gone)
             assert not set(returning) & set(running), "nothing runs twice"
             running += returning
         assert gone == set(names)
