@@ -96,7 +96,7 @@ class Engine:
         # Requests with a reserved place in the queue, and their arrival time, in `time.monotonic` seconds.
         self._expected: dict[str, tuple[GenerationRequest, float]] = {}
         self._ahead: LaunchedStep | None = None
-        self._batch: list[ScheduledRequest] = []  # batch of the last step
+        self._batch: list[ScheduledRequest] = []  # batch of a step that has not ended
 
     @classmethod
     def from_folder(
@@ -180,7 +180,6 @@ class Engine:
     def step(self) -> StepOutputs:
         """Run one step over the scheduled requests and return the new tokens; empty if nothing is scheduled."""
         started = time.perf_counter()
-        self._batch = []
         batch = self._batch = self._scheduler.schedule()
         if not batch:
             self._ahead = None
@@ -192,6 +191,7 @@ class Engine:
         self._speculator.observe(batch, step_s)
         self._scheduler.observe(len(batch), step_s)
         self._counters.step_seconds.observe(step_s)
+        self._batch = []
         return outputs
 
     def _launch(self, batch: list[ScheduledRequest]) -> LaunchedStep:
@@ -232,7 +232,8 @@ class Engine:
         Call this after a failed step: in-flight state is unreliable, so requests must be added again with their tokens
         so far (`Resumption`). Expected requests keep their places.
         """
-        lost = self._outputs.request_ids()
+        batch = [item.state.request_id for item in self._batch]  # has requests that ended in the failed step
+        lost = list(dict.fromkeys([*self._outputs.request_ids(), *batch]))
         self._ahead, self._batch = None, []
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         self._counters.preemptions += len(lost)
@@ -250,7 +251,7 @@ class Engine:
 
     @property
     def suspects(self) -> list[str]:
-        """The requests of the last step, or all requests if the step failed before its batch was known."""
+        """The requests of the failed step, or all requests if the step failed before its batch was known."""
         return list({item.state.request_id: None for item in self._batch}) or self._outputs.request_ids()
 
     def stats(self) -> EngineStats:

@@ -170,10 +170,9 @@ from updraft.cloud_engine.engine.process.core_main import main
 
 healthy = Engine.step
 def step(self):
-    outputs = healthy(self)
-    if any({POISON} in item.state.request.prompt_ids for item in self._batch):
+    if any({POISON} in state.request.prompt_ids for state in self._scheduler.requests()):
         os.kill(os.getpid(), 9)
-    return outputs
+    return healthy(self)
 Engine.step = step
 main(Path(sys.argv[-1]))
 """
