@@ -325,6 +325,7 @@ def node(
             tool_call_parser=tool_call_parser,
             chat_template=chat_template,
             api_key=options.node_key(client_api_key_env, client_api_key_file, "--client-api-key"),
+            admin_key=os.environ.get("UPDRAFT_NODE_ADMIN_KEY") or None,
             public_metrics=public_metrics,
             **access.of_node(),
             ready_file=ready_file,

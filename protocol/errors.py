@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+#: Header and code of a 500 that a gateway must not retry on another node.
+ERROR_CODE_HEADER, REQUEST_FAILED = "x-updraft-error-code", "request_failed"
 _MAX_MESSAGE, _MAX_PARAM = 4000, 200  # maximum characters of `message` and of `param`
 
 
@@ -141,6 +143,14 @@ class MethodNotAllowedError(InvalidRequestError):
         return super().headers() | ({"allow": self.allowed} if self.allowed else {})
 
 
+class ConflictError(UpdraftError):
+    """Action that the server's present state does not allow."""
+
+    status = 409
+    type = "invalid_request_error"
+    default_code = "conflict"
+
+
 class RateLimitError(UpdraftError):
     """Request or token rate limit exceeded."""
 
@@ -227,11 +237,13 @@ class EngineDownError(EngineError):
     retry_after_s = 1
 
 
-class EngineRestartedError(EngineError):
-    """A failed step aborted this request. The engine has restarted, so a retry may succeed."""
+class RequestFailedError(EngineError):
+    """The engine failed on this request alone. The request may fail everywhere: change or report it."""
 
-    default_code = "engine_restarted"
-    retryable = True
+    default_code = REQUEST_FAILED
+
+    def headers(self) -> dict[str, str]:
+        return super().headers() | {ERROR_CODE_HEADER: REQUEST_FAILED}
 
 
 class ModelLoadError(UpdraftError):

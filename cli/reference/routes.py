@@ -42,6 +42,10 @@ _NODE = {
     "/tokenize": "converts `prompt`, or `messages` with `tools`, to `tokens`, `count`, `max_model_len`; as in vLLM",
     "/detokenize": "converts `tokens` to `prompt`; as in vLLM",
     "/spent/{attempt}": "tokens used so far by a running unstreamed request, which its `x-updraft-attempt` identifies",
+    "/sleep": "frees memory until `/wake_up`. `level=1`: the KV cache, and weights on a GPU move to host memory; "
+    "`level=2`: the engine's process ends. 409 if requests are in flight after `--drain-timeout-s`. As in vLLM",
+    "/wake_up": "ends the sleep, and answers once the node serves",
+    "/is_sleeping": "whether the node sleeps, as `is_sleeping`",
     "/health": "200 while the engine serves, else 503 with the reason",
     "/metrics": "see [metrics](metrics.md)",
 }
@@ -101,11 +105,12 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "engine_restarting": (errors.EngineDownError, "The engine died and is restarting."),
     "other_user": (errors.PermissionDeniedError, "This server has no key and was started by another user."),
     "body_memory_exceeded": (errors.RateLimitError, "Your requests and their unread answers hold too much memory."),
+    "sleeping": (errors.OverloadedError, "The node sleeps until `/wake_up`."),
     "draining": (errors.OverloadedError, "The server is shutting down."),
 }
 _ERRORS = """The body has OpenAI's format: `{"error": {"message", "type", "param", "code"}}`. `x-should-retry` says
-whether the same request may succeed later. `overloaded`, `draining`, `engine_down` and `engine_restarting` responses
-also have `retry-after`."""
+whether the same request may succeed later. `overloaded`, `draining`, `sleeping`, `engine_down` and `engine_restarting`
+responses also have `retry-after`."""
 
 
 def routes_page() -> str:
@@ -113,7 +118,8 @@ def routes_page() -> str:
         "Routes and errors",
         "## Node",
         "Nodes require the key in `UPDRAFT_NODE_API_KEY`, except for `/health`. A node without a key serves its own "
-        "machine only; on Linux, its own user only.",
+        "machine only; on Linux, its own user only. `/sleep`, `/wake_up` and `/is_sleeping` require the key in "
+        "`UPDRAFT_NODE_ADMIN_KEY`, and are refused if it is not set.",
         _described(node_app(), _NODE),
         "## Gateway",
         "Routes under `/v1` require a key with the scope `inference`; `/health` and `/metrics` require no key.",

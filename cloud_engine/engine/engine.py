@@ -75,13 +75,16 @@ class Engine:
             batch_invariant=config.batch_invariant,
             attention_backend=config.attention_backend,
         )
+        self._runners = [runner]
         drafts = config.num_speculative_tokens if draft is not None or config.ngram or drafters else 0
         make_ready(runner, graph_limits(sizes.context_length, drafts, config), config.max_num_batched_tokens)
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []
         if draft is not None:
             vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
             check_same_vocabulary(self._vocab_size, draft.weights.config.vocab_size, vocabulary, draft.vocabulary)
-            own.append(DraftModel(draft.weights, model.config, sizes, config))
+            draft_model = DraftModel(draft.weights, model.config, sizes, config)
+            own.append(draft_model)
+            self._runners.append(draft_model.runner)
         self._speculator = Speculator([*own, *drafters], config)
         self._worker = Worker(runner, self._speculator.propose)
         self._counters = EngineStats()
@@ -92,6 +95,7 @@ class Engine:
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         # Requests with a reserved place in the queue, and their arrival time, in `time.monotonic` seconds.
         self._expected: dict[str, tuple[GenerationRequest, float]] = {}
+        self._batch: Sequence[ScheduledRequest] = ()  # batch of a step that has not ended
 
     @classmethod
     def from_folder(
@@ -156,9 +160,14 @@ class Engine:
             self._check(request)
         arrived = time.monotonic() if expected is None else expected[1]
         grammar = self.prepare(request) if grammar is None else grammar
-        states = [self._answer(request, index, grammar, arrived) for index in range(request.n)]
+        resumed = request.resumed
+        indices = range(request.n) if resumed is None else resumed.token_ids
+        states = [self._answer(request, index, grammar, arrived) for index in indices]
+        if resumed is not None:
+            for state in states:
+                state.resume(resumed.token_ids[state.index], resumed.cached_tokens)
         if self._recorder is not None:
-            self._recorder.add(states[0])
+            self._recorder.add(states)
         self._outputs.begin(states)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
@@ -174,7 +183,7 @@ class Engine:
     def step(self) -> StepOutputs:
         """Run one step over the scheduled requests and return the new tokens; empty if nothing is scheduled."""
         started = time.perf_counter()
-        batch = self._scheduler.schedule()
+        batch = self._batch = self._scheduler.schedule()
         if not batch:
             return StepOutputs()
         if self._recorder is not None:
@@ -187,6 +196,7 @@ class Engine:
             self._recorder.end(batch, result, self._speculator.draft_tokens, step_s)
         self._scheduler.observe(len(batch), step_s)
         self._counters.step_seconds.observe(step_s)
+        self._batch = ()
         return outputs
 
     def _execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
@@ -220,15 +230,33 @@ class Engine:
     def reset(self) -> list[str]:
         """Drop all requests and the KV cache, and return the ids of the dropped requests.
 
-        Call this after a failed step: in-flight state is unreliable. Expected requests keep their places.
+        Call this after a failed step: in-flight state is unreliable, so requests must be added again with their tokens
+        so far (`Resumption`). Expected requests keep their places.
         """
-        lost = self._outputs.request_ids()
+        batch = [item.state.request_id for item in self._batch]  # has requests that ended in the failed step
+        lost = list(dict.fromkeys([*self._outputs.request_ids(), *batch]))
+        self._batch = ()
         self._worker.reset()
         if self._recorder is not None:
             self._recorder.reset()
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
-        self._counters.aborted_requests += len(lost)
+        self._counters.preemptions += len(lost)
         return lost
+
+    def sleep(self) -> None:
+        """Free the KV cache, and move weights on a GPU to host memory, until `wake`. Drops all requests."""
+        self.reset()
+        for runner in self._runners:
+            runner.release()
+
+    def wake(self) -> None:
+        for runner in self._runners:
+            runner.restore()
+
+    @property
+    def suspects(self) -> list[str]:
+        """The requests of the failed step, or all requests if the step failed before its batch was known."""
+        return list({item.state.request_id: None for item in self._batch}) or self._outputs.request_ids()
 
     def stats(self) -> EngineStats:
         running = self._scheduler.running
@@ -258,7 +286,8 @@ class Engine:
         if request.request_id in self._outputs or request.request_id in self._expected:
             raise InvalidRequestError(f"Request id {request.request_id!r} is in use.", param="request_id")
         self._limits.check(request, self._scheduler)
-        self._scheduler.check_capacity([expected for expected, _ in self._expected.values()])
+        if request.resumed is None:
+            self._scheduler.check_capacity([expected for expected, _ in self._expected.values()])
 
     def _answer(
         self, request: GenerationRequest, index: int, grammar: GrammarState | None, arrived: float

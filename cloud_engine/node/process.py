@@ -43,6 +43,8 @@ class NodeOptions:
     chat_template: str | None = None
     # Key that requests must send; required beyond loopback. See `Access` for this option and the next three.
     api_key: str | None = field(default=None, repr=False)
+    # Key for the routes that put the node to sleep. None: these routes are refused.
+    admin_key: str | None = field(default=None, repr=False)
     # Serve `/metrics` without a key.
     public_metrics: bool = False
     allowed_hosts: Sequence[str] = ()
@@ -75,7 +77,8 @@ def run_node(options: NodeOptions) -> None:
         tuple(options.allowed_origins),
         options.api_key,
         ("/health", "/metrics") if options.public_metrics else ("/health",),
-        _SET_KEY if options.api_key is None else "",
+        admin_key=options.admin_key,
+        own_user=_SET_KEY if options.api_key is None else "",
     )
     if find_spec("zmq") is None:
         raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")
@@ -101,7 +104,13 @@ def run_node(options: NodeOptions) -> None:
             if tokenizer.chat_template is not None:
                 tokenizer.chat_template.compile()
             served = NodeEngine(
-                engine, tokenizer, ready.model_id, ready.context_length, options.tool_call_parser, ready.sampling
+                engine,
+                tokenizer,
+                ready.model_id,
+                ready.context_length,
+                options.tool_call_parser,
+                ready.sampling,
+                options.drain_timeout_s,
             )
             app = create_node_app(served, access, _registration(options, sock))
             serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_timeout_s, tls=options.tls)

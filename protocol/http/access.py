@@ -60,6 +60,9 @@ class Access:
     api_key: str | None = field(default=None, repr=False)
     # Paths that need no key.
     public_paths: tuple[str, ...] = ("/health",)
+    # Key of the operator for `admin_paths`, which accept no other key. None: these paths are refused.
+    admin_key: str | None = field(default=None, repr=False)
+    admin_paths: tuple[str, ...] = ()
     # Advice in the error for other users of this machine, who are refused. Empty: no user is refused.
     own_user: str = ""
 
@@ -109,7 +112,11 @@ class Access:
                 f"This server has no API key, so it serves only the user who started it: {self.own_user}.",
                 code="other_user",
             )
-        if self.api_key is not None and not hmac.compare_digest(key.encode("latin-1"), self.api_key.encode()):
+        is_admin = scope["path"] in self.admin_paths
+        if is_admin and self.admin_key is None:
+            raise PermissionDeniedError("This server has no admin key: start it with UPDRAFT_NODE_ADMIN_KEY set.")
+        required = self.admin_key if is_admin else self.api_key
+        if required is not None and not hmac.compare_digest(key.encode("latin-1"), required.encode()):
             raise AuthenticationError("The API key is missing or wrong: send it as Authorization: Bearer KEY.")
 
     def _is_own_host(self, host: str, address: str) -> bool:

@@ -42,7 +42,7 @@ def test_errors_with_a_retry_after_header() -> None:
     codes = {code: error for code, (error, _) in GIVEN_CODES.items()}
     codes |= {"overloaded": errors.OverloadedError, "engine_down": errors.EngineDownError}
     after = {code for code, error in codes.items() if "retry-after" in error("x").headers()}
-    assert after == {"overloaded", "draining", "engine_down", "engine_restarting"}
+    assert after == {"overloaded", "draining", "sleeping", "engine_down", "engine_restarting"}
 
 
 def test_every_environment_variable_is_described() -> None:

@@ -2,7 +2,8 @@
 
 It answers with the prompt's last user words, or what is missing of them, a token per `--delay` seconds; its embedding
 of a text is the number of tokens in it. Words in the prompt make it misbehave:
-`die-first` and `die-middle` kill the process before and after the first token, `break-middle` fails the engine.
+`die-first` and `die-middle` kill the process before and after the first token, `break-middle` fails the engine,
+`fail-first` and `fail-middle` fail the request alone. `read-slowly` delays the first token by two seconds.
 While the file of `--hold` exists, every answer stops after three tokens: a test kills or stops its node there.
 """
 
@@ -20,9 +21,10 @@ import tokenizers
 from updraft.cloud_engine.engine.stats import EngineStats
 from updraft.cloud_engine.engine.types.outputs import RequestStats, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.node.api import app as app_module
 from updraft.cloud_engine.node.api.app import NodeEngine, create_node_app
 from updraft.cloud_engine.node.registration import Registration, RegistrationOptions
-from updraft.protocol.errors import ContextLengthError, EngineDownError, EngineError
+from updraft.protocol.errors import ContextLengthError, EngineDownError, EngineError, RequestFailedError
 from updraft.protocol.http.server import bind_socket, exit_with_parent, serve, url_of
 from updraft.text.chat import ChatTemplate
 from updraft.text.tokenizer import Tokenizer
@@ -99,6 +101,7 @@ class FakeEngine:
         self._stats.running += 1
         finished = False
         try:
+            await asyncio.sleep(2 if "read-slowly" in prompt else 0)
             for position, token in enumerate(answer_ids):
                 await asyncio.sleep(self._delay)
                 while begun + position == HELD_AFTER and self._is_held():  # noqa: ASYNC110
@@ -118,6 +121,8 @@ class FakeEngine:
     def _misbehave(self, prompt: str, position: int) -> None:
         if "die-first" in prompt or ("die-middle" in prompt and position == 5):
             os.kill(os.getpid(), signal.SIGKILL)
+        if "fail-first" in prompt or ("fail-middle" in prompt and position == 5):
+            raise RequestFailedError("the engine failed on this request")
         if "break-middle" in prompt and position == 5:
             self.error = "the cache caught fire"
             raise EngineError(self.error)
@@ -127,6 +132,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--delay", type=float, default=0.0)
+    parser.add_argument("--heartbeat", type=float, default=app_module.HEARTBEAT_S)
     parser.add_argument("--hold", type=Path)
     parser.add_argument("--tool-call-parser", default="auto")
     parser.add_argument("--ready-file", type=Path)
@@ -134,6 +140,7 @@ if __name__ == "__main__":
     parser.add_argument("--register-key", default="")
     options = parser.parse_args()
     exit_with_parent()
+    app_module.HEARTBEAT_S = options.heartbeat
     tokenizer = byte_tokenizer()
     engine = NodeEngine(
         FakeEngine(tokenizer, options.delay, options.hold), tokenizer, "echo", CONTEXT, options.tool_call_parser

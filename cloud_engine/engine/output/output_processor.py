@@ -5,7 +5,9 @@ Imports no torch: step results are plain data.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ....protocol.responses import StopReason
 from ..kv.kv_cache_manager import KVCacheManager
@@ -14,6 +16,11 @@ from ..speculation.speculator import Speculator
 from ..step import StepResult
 from ..types.outputs import FinishReason, StepOutputs, TokenLogprob, TokenOutput
 from ..types.request_state import RequestState, ScheduledRequest
+
+if TYPE_CHECKING:
+    from ....text.grammars.state import GrammarState
+
+_log = logging.getLogger("updraft.engine")
 
 
 class OutputProcessor:
@@ -111,7 +118,7 @@ class OutputProcessor:
         begins, ends = state.num_generated_tokens == 0, tokens[-1] in state.end_ids
         new, finish_reason = _until_end(tokens, state)
         if state.grammar is not None:
-            new = new[: state.grammar.advance(new)]
+            new = new[: _advance(state.grammar, new)]
             finish_reason = "error" if state.grammar.error else "stop" if state.grammar.complete else finish_reason
         length = state.until_repetition(new)
         repeats = bool(length) and (length < len(new) or finish_reason != "length")
@@ -167,6 +174,16 @@ class OutputProcessor:
             accepted = state.prediction.num_accepted
             self._counters.accepted_prediction_tokens += accepted
             self._counters.rejected_prediction_tokens += len(state.request.draft_ids) - accepted
+
+
+def _advance(grammar: GrammarState, tokens: Sequence[int]) -> int:
+    """Advance the grammar. If it raises, only this answer ends, with an error."""
+    try:
+        return grammar.advance(tokens)
+    except Exception as error:  # noqa: BLE001 - the client of this answer gets the error
+        _log.exception("A grammar failed; the other requests continue.")
+        grammar.error = f"the grammar failed ({type(error).__name__}: {error})."
+        return 0
 
 
 def cut_drafts(batch: Sequence[ScheduledRequest]) -> None:

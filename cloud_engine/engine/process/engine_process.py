@@ -10,11 +10,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from ....protocol.errors import EngineDownError, EngineError, UpdraftError
+from ....protocol.errors import EngineDownError, EngineError, RequestFailedError, UpdraftError
 from ..stats import EngineStats
 from .client import EngineClient
 from .core_process import CoreProcess
-from .messages import Command, DownReport, Load, LoadProgress, ReadyReport, down_report
+from .messages import Close, Command, DownReport, Load, LoadProgress, ReadyReport, down_report
 
 RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 """Seconds to wait before each consecutive restart; when all are used, the engine stays down. A core that served for
@@ -27,8 +27,8 @@ _log = logging.getLogger("updraft.engine")
 class EngineProcess(EngineClient):
     """An engine in a core process, which a thread watches. Leaving the `with` block ends the process.
 
-    When the core dies, all requests in flight fail with an EngineDownError that names the cause; with `restart`, a new
-    core is started. Call `wait_ready` before `start`."""
+    When the core dies, all requests in flight fail with an EngineDownError that names the cause. With `restart`, a new
+    core is started instead, and continues the requests. Call `wait_ready` before `start`."""
 
     def __init__(self, load: Load, *, restart: bool = False) -> None:
         super().__init__()
@@ -37,6 +37,8 @@ class EngineProcess(EngineClient):
         self._restarts = 0
         self._ready_at: float | None = None
         self._closing = threading.Event()
+        self._awake = threading.Event()  # cleared while the core is ended for a sleep of level 2
+        self._awake.set()
         self._core = CoreProcess(load)
 
     def __enter__(self) -> Self:
@@ -71,9 +73,31 @@ class EngineProcess(EngineClient):
     def _send(self, command: Command) -> None:
         self._core.send(command)
 
+    def _begin_transition(self, level: int, *, asleep: bool) -> None:
+        if level == 1:
+            super()._begin_transition(level, asleep=asleep)
+        elif asleep:
+            self._awake.clear()
+            self._send(Close())
+        else:
+            self._awake.set()
+
     def _stop(self) -> None:
         self._closing.set()
+        self._awake.set()
         self._core.stop()
+
+    def _lose_core(self, failure: UpdraftError, cause: str) -> None:
+        """Refuse new requests, and prepare the requests in flight for the next core. Runs in the event loop."""
+        self._refusal, self._stats = failure, EngineStats()
+        self.sleep_level, self._is_running = 0, False
+        unfinished = filter(self._is_unfinished, self._in_flight)
+        lost = [request_id for request_id in unfinished if not self._recovery.holds(request_id)]
+        begun = [request_id for request_id in lost if self._in_flight[request_id].num_new_tokens]
+        waiting = [request_id for request_id in lost if not self._in_flight[request_id].num_new_tokens]
+        if lost:
+            error = RequestFailedError(f"The engine failed on this request alone ({cause}): change the request.")
+            self._recover(lost, begun + waiting[: self._load.config.max_num_seqs], error)
 
     # The methods below run in the watching thread.
 
@@ -87,17 +111,30 @@ class EngineProcess(EngineClient):
 
     def _watch(self) -> None:
         """Follow the core and restart it after crashes, until the engine is closed or restarts are used up."""
-        crashes = 0
+        crashes = suspects = 0
         while True:
             error = self._follow()
             if self._closing.is_set():
                 return
+            if not self._awake.is_set():
+                self._core.close()
+                self._call_soon(self._end_transition)
+                self._awake.wait()
+                if self._closing.is_set():
+                    return
+                self._core, self._ready_at = CoreProcess(self._load), None
+                continue
             stable = self._ready_at is not None and time.monotonic() - self._ready_at > STABLE_S
-            crashes = 1 if stable else crashes + 1
+            suspects, before = len(self._recovery.trial), suspects
+            is_trial = 0 < suspects < before  # the search for a culprit advances
+            crashes = 1 if stable else crashes + (not is_trial)
             restarting = self._restart and crashes <= len(RESTART_BACKOFF_S)
             failure = _failure_of(error, restarting=restarting)
             _log.error("%s", failure.message)
-            self._call_soon(self._refuse, failure)
+            if restarting:
+                self._call_soon(self._lose_core, failure, error.message.rstrip("."))
+            else:
+                self._call_soon(self._refuse, failure)
             self._core.close()
             if not restarting or self._closing.wait(RESTART_BACKOFF_S[crashes - 1]):
                 return

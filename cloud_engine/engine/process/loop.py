@@ -7,28 +7,42 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from ....protocol.errors import EngineError, EngineRestartedError, UpdraftError
+from ....protocol.errors import EngineError, RequestFailedError, UpdraftError
+from ....protocol.sampling import SamplingParams
 from ..engine import Engine
 from ..types.outputs import StepOutputs
-from ..types.request import GenerationRequest
+from ..types.request import GenerationRequest, Resumption
 from .grammar_compilation import GrammarJobs
-from .messages import Abort, Add, Close, Command, CompileNotice, FailureReport, OutputReport
+from .messages import (
+    Abort,
+    Add,
+    Close,
+    Command,
+    CompileNotice,
+    FailureReport,
+    OutputReport,
+    Sleep,
+    SleepReport,
+    StepFailureReport,
+)
 from .transport import CoreTransport
 
 FAILURES_TO_GIVE_UP = 3
+"""Consecutive failed steps, the last ones with a request of one token, after which the engine is down."""
 REPORT_EVERY_S = 0.002
 REPORT_WHOLE_EVERY_S = 0.02
 """Seconds between reports, with and without streamed answers. Shorter steps are reported together, because every
 message wakes the server on a CPU core that could compute; first and last tokens are reported at once."""
 
 _log = logging.getLogger("updraft.engine")
+_PROBE = GenerationRequest("probe", [0], SamplingParams(temperature=0.0, max_tokens=1), resumed=Resumption({0: []}))
 
 
 class EngineLoop:
     """Runs `engine` with the commands of `transport` until a `Close` command.
 
-    A request keeps its place in the queue while its constraint is compiled (`GrammarJobs`). If a step fails, all
-    requests in flight fail with an EngineRestartedError that names the cause, and the engine is reset.
+    A request keeps its place in the queue while its constraint is compiled (`GrammarJobs`). If a step fails, the engine
+    is reset, and the client adds the requests again (`Recovery`).
     """
 
     def __init__(
@@ -38,13 +52,12 @@ class EngineLoop:
         self._before_step = before_step
         self._transport = transport
         self._report = transport.report
-        self._failures = 0  # failed steps in a row
         self._unreported: list[StepOutputs] = []
         self._reported_at = 0.0
         self._grammars = GrammarJobs(engine.prepare, lambda request_id: transport.send_back(CompileNotice(request_id)))
 
     def run(self) -> None:
-        """Run until a `Close` command. Raises the last step's error if `FAILURES_TO_GIVE_UP` steps in a row failed."""
+        """Run until a `Close` command. Raises the error of a failed step if the engine fails on any request."""
         self._report_steps()
         try:
             while self._apply_commands():
@@ -77,6 +90,9 @@ class EngineLoop:
             case Abort(request_id, index):
                 self._grammars.cancel(request_id)
                 self._engine.abort(request_id, index)
+            case Sleep(asleep):
+                self._engine.sleep() if asleep else self._engine.wake()
+                self._report(SleepReport(asleep))
             case _:
                 raise TypeError(f"Unexpected command to a running engine: {type(command).__name__}.")
 
@@ -120,18 +136,32 @@ class EngineLoop:
             self._before_step()
             outputs = self._engine.step()
         except Exception as error:
-            self._failures += 1
-            if self._failures == FAILURES_TO_GIVE_UP:
-                raise
-            _log.exception("An engine step failed; all requests in flight failed, and the engine was reset.")
-            lost = self._engine.reset()
+            suspects, lost = self._engine.suspects, self._engine.reset()
             self._report_steps()
-            self._report(FailureReport(lost, _failure_of(error, "retry", EngineRestartedError)))
+            if not self._works():
+                raise
+            _log.exception("An engine step failed; its requests are computed again.")
+            self._report(
+                StepFailureReport(lost, suspects, _failure_of(error, "change the request", RequestFailedError))
+            )
         else:
-            self._failures = 0
             self._unreported.append(outputs)
             if self._is_report_due() or outputs.is_urgent or not self._engine.has_work:
                 self._report_steps()
+
+    def _works(self) -> bool:
+        """Return whether the engine, which has no requests, can answer a request of one token."""
+        for _ in range(FAILURES_TO_GIVE_UP - 1):
+            try:
+                self._engine.add_request(_PROBE)
+                while self._engine.has_work:
+                    self._engine.step()
+            except Exception:  # noqa: BLE001 - the caller raises the error of the first failure
+                _log.exception("The engine fails on any request.")
+                self._engine.reset()
+            else:
+                return True
+        return False
 
     def _is_report_due(self) -> bool:
         pause_s = REPORT_EVERY_S if self._engine.is_streaming else REPORT_WHOLE_EVERY_S

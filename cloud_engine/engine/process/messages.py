@@ -44,11 +44,17 @@ class CompileNotice(msgspec.Struct, tag=True, frozen=True):
     request_id: str
 
 
+class Sleep(msgspec.Struct, tag=True, frozen=True):
+    """Call `Engine.sleep`, or `Engine.wake` if `asleep` is false; sent only while no request is in flight."""
+
+    asleep: bool
+
+
 class Close(msgspec.Struct, tag=True, frozen=True):
     """Stop after the current step."""
 
 
-Command = Load | Add | Abort | CompileNotice | Close
+Command = Load | Add | Abort | CompileNotice | Sleep | Close
 
 
 class LoadProgress(msgspec.Struct, tag=True, frozen=True):
@@ -80,6 +86,20 @@ class FailureReport(msgspec.Struct, tag=True, frozen=True):
     error: UpdraftError
 
 
+class StepFailureReport(msgspec.Struct, tag=True, frozen=True):
+    """Failure of a step. The engine has dropped the `lost` requests, and continues. `suspects` were in the step."""
+
+    lost: list[str]
+    suspects: list[str]
+    error: UpdraftError
+
+
+class SleepReport(msgspec.Struct, tag=True, frozen=True):
+    """The engine sleeps, or has woken up."""
+
+    asleep: bool
+
+
 class AliveReport(msgspec.Struct, tag=True, frozen=True):
     """Heartbeat, sent even during long steps; a core that stops sending heartbeats is hung."""
 
@@ -90,7 +110,16 @@ class DownReport(msgspec.Struct, tag=True, frozen=True):
     error: UpdraftError
 
 
-Report = LoadProgress | ReadyReport | OutputReport | FailureReport | AliveReport | DownReport
+Report = (
+    LoadProgress
+    | ReadyReport
+    | OutputReport
+    | FailureReport
+    | StepFailureReport
+    | SleepReport
+    | AliveReport
+    | DownReport
+)
 
 
 def encode_command(command: Command) -> bytes:

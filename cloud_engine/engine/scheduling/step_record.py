@@ -51,6 +51,8 @@ class Arrival(msgspec.Struct, frozen=True, tag=True):
     embed: bool
     is_constrained: bool
     detects_repetition: bool
+    # Generated tokens of each answer that continues after a failure of the engine, by the answer's index.
+    resumed: dict[int, int] = {}
 
 
 class Removal(msgspec.Struct, frozen=True, tag=True):
@@ -104,9 +106,9 @@ class StepRecorder:
             raise ConfigurationError(f"record_steps: {error}.", param="record_steps") from error
         self._step = StepRecord([], False, 0.0)
 
-    def add(self, state: RequestState) -> None:
-        """Record the arrival of a request, given its first answer."""
-        request = state.request
+    def add(self, states: Sequence[RequestState]) -> None:
+        """Record the arrival of a request, given its answers."""
+        state, request = states[0], states[0].request
         arrival = Arrival(
             self._hash(request.request_id),
             state.arrived,
@@ -120,6 +122,7 @@ class StepRecorder:
             request.embed,
             state.grammar is not None,
             state.detects_repetition,
+            {} if request.resumed is None else {each.index: each.num_generated_tokens for each in states},
         )
         self._step.events.append(arrival)
 

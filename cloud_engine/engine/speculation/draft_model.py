@@ -50,6 +50,10 @@ class DraftModel(Drafter):
         # `extend` cannot mask padding rows beyond the target's vocabulary.
         self._can_extend = self._missing_rows >= 0 and self._runner.can_extend
 
+    @property
+    def runner(self) -> Runner:
+        return self._runner
+
     def offer(self, state: RequestState, limit: int) -> int:
         return limit if self._can_follow(state.num_computed_tokens, state.num_draft_computed_tokens) else 0
 

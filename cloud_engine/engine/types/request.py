@@ -11,6 +11,16 @@ from ....protocol.structured import Constraint
 
 
 @dataclass(frozen=True, slots=True)
+class Resumption:
+    """The part of a request that the client has received already, before a failure of the engine."""
+
+    # Generated tokens of each answer that has not ended, by the answer's index.
+    token_ids: dict[int, list[int]]
+    # Prompt tokens that were found in the prefix cache at first.
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """A request to generate answers to a prompt, or to embed it."""
 
@@ -33,6 +43,9 @@ class GenerationRequest:
     streamed: bool = True
     # Seed used if `params` has none; part of the request, so that the same request always gets the same answers.
     random_seed: int = field(default_factory=partial(secrets.randbits, 63))
+
+    # Answers to continue after a failure of the engine. None: a new request.
+    resumed: Resumption | None = None
 
     @property
     def seed(self) -> int:

@@ -138,6 +138,19 @@ class RequestState:
                     return length - generated
         return 0
 
+    def resume(self, token_ids: Sequence[int], cached_tokens: int) -> None:
+        """Continue an answer of which the client has `token_ids`, generated before a failure of the engine."""
+        self.num_cached_tokens = cached_tokens
+        if not token_ids:
+            return
+        for token in token_ids:
+            self.token_ids.append(token)
+            self.prediction.advance(self.token_ids, 1, 0)
+        if self.grammar is not None:
+            self.grammar.advance(token_ids)
+        self.has_begun, self.scores_prompt = True, False
+        self.num_preemptions = 1
+
     def stats(self) -> RequestStats:
         accepted = self.prediction.num_accepted
         return RequestStats(

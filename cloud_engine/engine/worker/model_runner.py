@@ -70,6 +70,8 @@ class Runner:
         spec = cache_spec(model, num_blocks, block_size)
         self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
         self._graphs: StepGraphs | None = None
+        self._graph_limits: GraphLimits | None = None
+        self._released = self._backend.cache.shape  # shape of the KV cache, which is empty while released
         self._compiled: CompiledDecoder | None = None
         _LOG.info("attention: %s (%s)", self._backend.name, why)
         if self._device.type == "cpu":
@@ -88,8 +90,24 @@ class Runner:
 
     def capture(self, limits: GraphLimits) -> None:
         """Capture steps without prompts as CUDA graphs if the attention backend is Triton. Takes seconds."""
+        self._graph_limits = limits
         if isinstance(self._backend, TritonBackend):
             self._graphs = StepGraphs(self.model, self._backend, limits, CudaRecorder())
+
+    def release(self) -> None:
+        """Free the KV cache, and move weights on a GPU to host memory. Call `restore` before the next step."""
+        self._graphs = None
+        self._backend.cache = self._backend.cache.new_empty(0)
+        self.model.to("cpu")
+        if self.runs_ahead:
+            torch.cuda.empty_cache()
+
+    def restore(self) -> None:
+        """Undo `release`. The KV cache is empty."""
+        self.model.to(self._device)
+        self._backend.cache = self._backend.cache.new_zeros(self._released)
+        if self._graph_limits is not None:
+            self.capture(self._graph_limits)
 
     @torch.inference_mode()
     def run(self, chunks: Sequence[Chunk]) -> Tensor:

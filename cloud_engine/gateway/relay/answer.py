@@ -202,7 +202,7 @@ class _EventReader:
             try:
                 event = self._checked(event)  # noqa: PLW2901
             except AnswerFailure as failure:
-                if failure.event and not self._breaks(failure.event):  # the client's stream ends with this error
+                if failure.event and not self._breaks(failure):  # the client's stream ends with this error
                     self.ended, self.call.row.status = True, UpstreamError.status
                     out.append(failure.event)
                 else:
@@ -244,8 +244,8 @@ class _EventReader:
         error = UpstreamError(said["message"], param=said["param"], code=said["code"])
         return AnswerFailure("its engine failed", error, event)
 
-    def _breaks(self, error: bytes) -> bool:
+    def _breaks(self, failure: AnswerFailure) -> bool:
         """Return whether to raise the error, not relay it: nothing was sent yet, or another node can continue."""
-        if self.call.begun.is_finished:
+        if self.call.begun.is_finished or failure.is_final:
             return False
-        return not self.call.answered or (self.may_break and _ENGINE_FAILED.search(error) is not None)
+        return not self.call.answered or (self.may_break and _ENGINE_FAILED.search(failure.event) is not None)

@@ -65,6 +65,11 @@ class PartialAnswer:
         return len(self._text)
 
     @property
+    def is_empty(self) -> bool:
+        """Return whether no event of the answer has arrived, only comments."""
+        return self._is_known and self._head is None
+
+    @property
     def num_tokens_before(self) -> int:
         """Number of tokens that earlier nodes have generated."""
         return 0 if self._before is None else self._before[1]

@@ -11,7 +11,14 @@ from hashlib import blake2b
 
 import msgspec
 
-from ....protocol.errors import ModelNotFoundError, OverloadedError, QuarantinedRequestError, UpdraftError
+from ....protocol.errors import (
+    ERROR_CODE_HEADER,
+    REQUEST_FAILED,
+    ModelNotFoundError,
+    OverloadedError,
+    QuarantinedRequestError,
+    UpdraftError,
+)
 from ....protocol.http.app import ATTEMPT_HEADER, TENANT_HEADER
 from ....protocol.telemetry.tracing import Span
 from ..balancing.affinity import Placement
@@ -31,6 +38,8 @@ from .usage import StreamMeter, asking_for_usage
 _FAILED = frozenset({500, 502, 503, 504})
 _IS_FULL = frozenset({408, 429, 503})
 _HAS_NO_ROUTE = frozenset({404, 405})
+_MAX_ENGINE_FAILURES = 2
+_FINAL = (ERROR_CODE_HEADER.encode(), REQUEST_FAILED.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +125,7 @@ class Dispatch:
     def _check_retry(self, call: Call, state: _DispatchState) -> None:
         """Check whether another node may be tried. Raises UpdraftError or UpstreamFailure if not."""
         self.registry.quarantine.check(*_identity(call))
-        if state.engine_failures > 1 and state.failure is not None:
+        if state.engine_failures >= _MAX_ENGINE_FAILURES and state.failure is not None:
             raise state.failure
         if not self.registry.has_alternative(call.model, call.tried):
             if isinstance(state.failure, (UpstreamTimeout, AnswerFailure)):
@@ -138,6 +147,8 @@ class Dispatch:
         except (AnswerFailure, UpstreamTimeout, UnreadRequestError) as failure:  # the node may nevertheless be healthy
             state.failure = failure
             state.engine_failures += isinstance(failure, AnswerFailure)
+            if isinstance(failure, AnswerFailure) and failure.is_final:
+                state.engine_failures = _MAX_ENGINE_FAILURES
             state.erred.append(node)
         except UpstreamFailure as failure:
             others_broke_off, state.failure = state.failure is not None, failure
@@ -163,7 +174,11 @@ class Dispatch:
             request = UpstreamRequest(b"POST", call.path, body, _headers(call, span), call.content_type, call.sent)
             silence_timeouts = node.silence_timeouts(self.timeouts.of_streams) if call.stream else SilenceTimeouts()
             async with self.upstream.open(node.target, request, silence_timeouts) as response:
-                if self._should_try_another(call, node, response.status, state):
+                if _FINAL in response.headers:
+                    state.engine_failures = _MAX_ENGINE_FAILURES
+                    if call.answered:
+                        return False
+                elif self._should_try_another(call, node, response.status, state):
                     return False
                 if state.attempts:
                     if call.stream and response.status == 200:
@@ -216,7 +231,7 @@ class Dispatch:
     def _body(self, call: Call, node: Node) -> bytes | None:
         """Return the body for the node: the whole request or its continuation. None if the node cannot continue."""
         body: bytes | None = call.body
-        if call.answered:
+        if call.answered and not call.begun.is_empty:
             counts = call.row.prompt_tokens, call.row.completion_tokens
             body = call.begun.continued(counts, takes_tokens=node.tells_tokens, takes_text=node.tells_usage)
         else:

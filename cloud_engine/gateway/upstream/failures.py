@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....protocol.errors import UpstreamError
+from ....protocol.errors import REQUEST_FAILED, UpstreamError
 
 
 class UpstreamFailure(Exception):
@@ -19,6 +19,11 @@ class AnswerFailure(UpstreamFailure):
         super().__init__(why)
         self.error = error
         self.event = event
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether the request itself made the engine fail, so that other nodes must not get it."""
+        return self.error is not None and self.error.code == REQUEST_FAILED
 
 
 class UnreachableError(UpstreamFailure):

@@ -78,7 +78,7 @@ class _Streams(Generic[T]):
             self._taken_up = True
         except OverloadedError as error:
             has_other_stream = self._taken_up or self._num_open > 1  # their ends free capacity: try again later
-            if began or not has_other_stream or error.code == "draining":
+            if began or not has_other_stream or error.code in ("draining", "sleeping"):
                 raise
             return False
         finally:

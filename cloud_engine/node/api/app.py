@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from ....protocol.decoding import read_object
 from ....protocol.dialects.messages_events import message_of
 from ....protocol.dialects.messages_request import read_count, read_message
 from ....protocol.embeddings import EmbeddingRequest, embedding_list, read_embedding
-from ....protocol.errors import InvalidRequestError, UpdraftError
+from ....protocol.errors import InvalidRequestError, UpdraftError, invalid_value
 from ....protocol.http import prometheus, sse
 from ....protocol.http.access import Access
 from ....protocol.http.app import (
@@ -31,6 +31,7 @@ from ....protocol.http.app import (
     send,
     send_json,
 )
+from ....protocol.http.server import DRAIN_S
 from ....protocol.http.wire import WireResponse, off_event_loop
 from ....protocol.responses import ModelCard, ModelList
 from ....protocol.sampling import SamplingDefaults
@@ -55,6 +56,10 @@ from .responses import compacted, read_compact, read_prompt, read_stateless, tra
 if TYPE_CHECKING:
     from ...engine.process.client import EngineClient
 
+#: Seconds without a token after which a stream gets a comment, so that proxies keep the connection.
+HEARTBEAT_S = 10.0
+_ADMIN_PATHS = ("/sleep", "/wake_up", "/is_sleeping")
+
 
 @dataclass(frozen=True, slots=True)
 class NodeEngine:
@@ -68,6 +73,8 @@ class NodeEngine:
     # Name of a `ToolFormat`; "auto" detects one in the chat template.
     tool_call_parser: str = "auto"
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    # Time for requests in flight to finish before the node sleeps, in seconds.
+    drain_timeout_s: float = DRAIN_S
 
 
 def create_node_app(
@@ -88,6 +95,7 @@ def create_node_app(
             await served.engine.close()
             await node.close()
 
+    access = replace(access or Access(), admin_paths=_ADMIN_PATHS)
     app = create_app("Updraft node", access=access, lifespan=lifespan)
     app.state.traffic.at_deadline = served.engine.close
     app.state.traffic.at_drain = None if registration is None else registration.leave
@@ -105,6 +113,9 @@ def create_node_app(
     app.add_route("/spent/{attempt}", node.spent, methods=["GET"])
     app.add_route("/v1/models", node.models, methods=["GET"])
     app.add_route("/v1/models/{model:path}", node.model, methods=["GET"])
+    app.add_route("/sleep", node.sleep, methods=["POST"])
+    app.add_route("/wake_up", node.wake_up, methods=["POST"])
+    app.add_route("/is_sleeping", node.is_sleeping, methods=["GET"])
     app.add_route("/health", node.health, methods=["GET"])
     app.add_route("/metrics", node.metrics, methods=["GET"])
     return app
@@ -113,6 +124,7 @@ def create_node_app(
 class _Node:
     def __init__(self, served: NodeEngine) -> None:
         self._engine = served.engine
+        self._drain_timeout_s = served.drain_timeout_s
         self._tokenizer = served.tokenizer
         self._context_length = served.context_length
         self._card = ModelCard(id=served.model_id, created=int(time.time()), max_model_len=served.context_length)
@@ -129,14 +141,14 @@ class _Node:
 
     async def chat(self, request: Request) -> Response:
         """Serve a chat completion. Chat templates render off the event loop, in another process."""
-        return send(await self._answer(request, await read_body(request), self._chat_job), request)
+        return send(await self._answer(request, await read_body(request), self._chat_job), request, HEARTBEAT_S)
 
     async def respond(self, request: Request) -> Response:
         """Serve OpenAI's Responses API as a chat request. A node stores no responses, so requests must be complete."""
         body = await read_body(request)
         asked = await off_event_loop(body, lambda: read_stateless(body))
         answer = await self._answer(request, asked.chat, partial(self._chat_job, hints=asked.hints, names=asked.names))
-        return send(translated(asked, answer), request)
+        return send(translated(asked, answer), request, HEARTBEAT_S)
 
     async def compact(self, request: Request) -> Response:
         """Let the model summarize the conversation of a Responses request."""
@@ -163,7 +175,7 @@ class _Node:
         async def prepared(_body: bytes, _tenant: str) -> PreparedRequest:
             return job
 
-        return send(message_of(asked, await self._answer(request, chat, prepared), prompt_tokens), request)
+        return send(message_of(asked, await self._answer(request, chat, prepared), prompt_tokens), request, HEARTBEAT_S)
 
     async def count_message(self, request: Request) -> Response:
         """Count the prompt tokens of a Messages request."""
@@ -188,7 +200,7 @@ class _Node:
         async def make_job(body: bytes, tenant: str) -> PreparedRequest:
             return await off_event_loop(body, lambda: self._preprocessor.completion(body, tenant))
 
-        return send(await self._answer(request, await read_body(request), make_job), request)
+        return send(await self._answer(request, await read_body(request), make_job), request, HEARTBEAT_S)
 
     async def embed(self, request: Request) -> Response:
         body = await read_body(request)
@@ -236,6 +248,21 @@ class _Node:
             return error_response(failure)
         return send_json({"status": "ok", "model": self._card.id})
 
+    async def sleep(self, request: Request) -> Response:
+        """Free memory until `/wake_up`; other nodes get the requests. Level 2 also ends the engine's process."""
+        level = request.query_params.get("level", "1")
+        if level not in ("1", "2"):
+            raise invalid_value("level", "must be 1 or 2")
+        await self._engine.sleep(int(level), self._drain_timeout_s)
+        return send_json({"is_sleeping": True})
+
+    async def wake_up(self, _request: Request) -> Response:
+        await self._engine.wake()
+        return send_json({"is_sleeping": False})
+
+    async def is_sleeping(self, _request: Request) -> Response:
+        return send_json({"is_sleeping": self._engine.sleep_level > 0})
+
     async def metrics(self, _request: Request) -> Response:
         metrics = node_metrics(self._engine.stats(), self._latencies, healthy=self._engine.failure is None)
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
@@ -243,7 +270,8 @@ class _Node:
     async def _answer(
         self, request: Request, body: bytes, make_job: Callable[[bytes, str], Awaitable[PreparedRequest]]
     ) -> WireResponse:
-        """Answer a request. A failure before the first token is an HTTP error. A disconnect aborts the request."""
+        """Answer a request. A failure before the first token is an HTTP error, but an event after `HEARTBEAT_S` seconds
+        of a stream. A disconnect aborts the request."""
         tenant = _tenant(request)
         with cancel_on_disconnect(request):
             job = await make_job(body, tenant)
@@ -255,11 +283,17 @@ class _Node:
             answer = _traced(self._pieces(job), span)
             if not job.stream and (attempt := request.headers.get(ATTEMPT_HEADER.decode())):
                 answer = self._spent.watch(attempt, TokenCounter(job.generations), answer)
-            with _rename_prompt_param(job.prompt_field):
-                first = await anext(answer)
             if not job.stream:
-                rest = [piece async for piece in answer]
-                return WireResponse.json(job.format.whole(joined([first, *rest])))
+                with _rename_prompt_param(job.prompt_field):
+                    return WireResponse.json(job.format.whole(joined([piece async for piece in answer])))
+            first = asyncio.create_task(_first(answer, job.prompt_field))
+            try:
+                await asyncio.wait([first], timeout=HEARTBEAT_S)
+            except asyncio.CancelledError:
+                first.cancel()
+                raise
+            if first.done():
+                first.result()
         return WireResponse(200, sse.HEADERS, _events(job, first, answer))
 
     def _pieces(self, job: PreparedRequest) -> AsyncGenerator[Piece]:
@@ -303,9 +337,19 @@ async def _numbered_through(of_each: list[Callable[[], AsyncGenerator[Piece]]], 
             yield piece
 
 
-async def _events(job: PreparedRequest, first: Piece, rest: AsyncGenerator[Piece]) -> AsyncGenerator[bytes]:
+async def _first(answer: AsyncGenerator[Piece], prompt_field: str) -> Piece:
+    with _rename_prompt_param(prompt_field):
+        return await anext(answer)
+
+
+async def _events(
+    job: PreparedRequest, first_piece: asyncio.Task[Piece], rest: AsyncGenerator[Piece]
+) -> AsyncGenerator[bytes]:
     """Yield the answer as server-sent events. A failure is sent as an `error` event and ends the stream."""
     try:
+        if not first_piece.done():
+            yield sse.KEEP_ALIVE
+        first = await first_piece
         for chunk in job.format.opening():
             yield sse.event(chunk)
         for chunk in job.format.chunks(first):
@@ -321,6 +365,8 @@ async def _events(job: PreparedRequest, first: Piece, rest: AsyncGenerator[Piece
     except UpdraftError as error:
         yield sse.event(error.to_body())
     finally:
+        first_piece.cancel()
+        await asyncio.wait([first_piece])
         await rest.aclose()
 
 

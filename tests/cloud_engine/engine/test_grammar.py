@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -14,11 +15,12 @@ from schemas import random_schema
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.types.outputs import TokenOutput
-from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.types.request import GenerationRequest, Resumption
 from updraft.cloud_engine.engine.worker.served_model import DraftWeights, ServedModel
 from updraft.protocol.errors import InvalidRequestError
 from updraft.protocol.sampling import SamplingParams
 from updraft.protocol.structured import Constraint
+from updraft.text.grammars.state import GrammarState
 from updraft.text.tokenizer import Tokenizer
 
 POCKET = Path(__file__).resolve().parents[3] / "embedded" / "weights" / "pocket-large"
@@ -272,3 +274,43 @@ def test_masks_agree_with_the_grammar_walked_token_by_token(engine_of: Any, toke
             left, right = state.mask([]), fresh.mask([])
             assert (left is None) == (right is None) == state.complete
             assert left is None or right is None or (left == right).all()
+
+
+def test_a_grammar_that_raises_ends_its_answer_only(engine_of: Any, run: Any, monkeypatch: Any) -> None:
+    requests = [request(f"r{i}", regex("[a-z]{40}") if i % 2 else None, seed=i, n=1 + i % 3) for i in range(6)]
+    bad = request("bad", Constraint("regex", "[a-z]{40}", "poison"), n=2)
+    expected = [result.token_ids for result in run(engine_of(), requests)]
+    healthy = GrammarState.advance
+
+    def advance(state: GrammarState, tokens: Sequence[int]) -> int:
+        if state.param == "poison":
+            raise RuntimeError("a bug in the matcher")
+        return healthy(state, tokens)
+
+    monkeypatch.setattr(GrammarState, "advance", advance)
+    engine = engine_of()
+    results = run(engine, [*requests, bad])
+    assert [result.token_ids for result in results[: len(expected)]] == expected
+    assert [result.finish_reason for result in results[len(expected) :]] == ["error", "error"]
+    assert engine.stats().preemptions == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"ngram": True}, {"enable_prefix_caching": False}])
+def test_answers_continue_from_any_token(engine_of: Any, run: Any, options: dict[str, Any]) -> None:
+    """As after a failure: with and without constraints, several answers, penalties and predictions."""
+    constraints = [None, regex("[a-z ]{30}[0-9]{10}"), schema({"type": "array", "items": {"type": "integer"}})]
+    for number, constraint in enumerate(constraints):
+        asked = request("r", constraint, n=3, draft=[5, 6, 7, 8, 9], presence_penalty=float(number), logprobs=1)
+        whole = [(result.token_ids, result.finish_reason) for result in run(engine_of(**options), [asked])]
+        for cut in (0, 1, 7, 20):
+            begun = {index: ids[:cut] for index, (ids, _) in enumerate(whole) if len(ids) > cut and index != cut % 3}
+            if not begun:  # all of these answers are shorter
+                continue
+            engine = engine_of(**options)
+            engine.add_request(dataclasses.replace(asked, resumed=Resumption(begun)))
+            ends: dict[int, str | None] = {}
+            while engine.has_work:
+                for output in engine.step():
+                    begun[output.index] = begun[output.index] + output.token_ids
+                    ends[output.index] = output.finish_reason
+            assert {index: (ids, ends[index]) for index, ids in begun.items()} == {i: whole[i] for i in begun}

@@ -302,6 +302,51 @@ def test_an_engine_that_fails_in_mid_stream_is_replaced_once(spawn_gateway: Any,
     assert following["status"] == 200  # by the third node, or one whose engine is back
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("text", ["fail-first", "fail-middle"])
+def test_a_request_that_fails_alone_is_not_retried(
+    text: str, stream: bool, spawn_gateway: Any, spawn_fake_node: Any
+) -> None:
+    gateway = spawn_gateway(*(spawn_fake_node() for _ in range(3)))
+    with gateway.client(max_retries=2) as client:
+        with pytest.raises(openai.APIError, match="the engine failed on this request") as caught:
+            list(client.chat.completions.create(model="echo", messages=say(text), stream=stream))
+        assert caught.value.code == "request_failed"
+        if not stream:
+            assert isinstance(caught.value, openai.InternalServerError)
+            assert caught.value.response.headers["x-should-retry"] == "false"
+        assert client.chat.completions.create(model="echo", messages=say("next")).choices[0].message.content == "next"
+    failed, following = gateway.rows()
+    assert (failed["retries"], following["status"]) == (0, 200)
+
+
+@pytest.mark.parametrize("text", ["read-slowly", "read-slowly die-first", "read-slowly fail-first"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_comments_keep_a_stream_open_while_its_prompt_is_read(
+    text: str, n: int, spawn_gateway: Any, spawn_fake_node: Any
+) -> None:
+    """A node that dies after its first comments is replaced, also if no node could continue the answer."""
+    nodes = [spawn_fake_node("--heartbeat", "0.2") for _ in range(2)]
+    gateway = spawn_gateway(*nodes)
+    body = {"model": "echo", "messages": say(text), "stream": True, "n": n}
+    with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=gateway.headers) as response:
+        assert response.status_code == 200
+        lines = [line for line in response.iter_lines() if line]
+    assert lines.count(": keep-alive") >= 4
+    dead = [node for node in nodes if node.popen.poll() is not None]
+    if "die" in text:
+        assert len(dead) == 2 and "error" in lines[-1]
+    elif "fail" in text:
+        assert "request_failed" in lines[-1]
+        assert gateway.rows()[0]["retries"] == 0
+    else:
+        assert lines[-1] == "data: [DONE]"
+    if n == 1 and text == "read-slowly":
+        with gateway.client() as client:
+            chunks = client.chat.completions.create(model="echo", messages=say(text), stream=True)
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+
+
 def test_stream_of_a_hanging_node_continues_on_another(spawn_gateway: Any, spawn_held_node: Any, hold: Path) -> None:
     nodes = [spawn_held_node() for _ in range(2)]
     gateway, text, got = spawn_gateway(*nodes), "0123456789" * 20, ""

@@ -216,6 +216,77 @@ def test_a_restarted_core_serves_again(started: Start) -> None:
         assert node.metric("restarts_total") == 1
 
 
+def text_of(response: httpx.Response) -> list[str]:
+    """The text of each answer of a stream."""
+    texts: dict[int, str] = {}
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            chunk = json.loads(line.removeprefix("data: "))
+            assert "error" not in chunk, chunk
+            for choice in chunk["choices"]:
+                texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    return [texts[index] for index in sorted(texts)]
+
+
+def test_answers_continue_on_the_next_core(started: Start) -> None:
+    """Streams of one and several answers, a whole answer and a queued one, twice interrupted by SIGKILL."""
+    long = {"prompt": "Once", "max_tokens": 1500, "repetition_detection": False, "ignore_eos": True}
+    bodies = [{**long, "temperature": 0}, {**long, "temperature": 1.2, "seed": 5, "n": 2}]
+    with started("--restart", "--max-num-seqs", "4") as node, concurrent.futures.ThreadPoolExecutor() as pool:
+        expected = [[choice["text"] for choice in node.post(**body).json()["choices"]] for body in bodies]
+
+        def read(body: dict[str, Any]) -> list[str]:
+            with node.stream(**body) as response:
+                return text_of(response)
+
+        streams = [pool.submit(read, body) for body in bodies]
+        whole, queued = (pool.submit(node.post, **body) for body in (bodies[0], bodies[1]))
+        for restarts in (1, 2):
+            wait_for(lambda: node.health().status_code == 200 and node.metric("generated_tokens_total") > 100)
+            node.core.kill()
+            wait_for(lambda restarts=restarts: node.metric("restarts_total") == restarts)
+        assert [stream.result(60) for stream in streams] == expected
+        assert [choice["text"] for choice in whole.result(60).json()["choices"]] == expected[0]
+        assert [choice["text"] for choice in queued.result(60).json()["choices"]] == expected[1]
+        assert node.metric("restarts_total") == 2
+
+
+def test_sleep_and_wake(started: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UPDRAFT_NODE_ADMIN_KEY", "operator")
+    monkeypatch.setenv("UPDRAFT_NODE_API_KEY", "client-key")
+    operator, caller = ({"authorization": f"Bearer {key}"} for key in ("operator", "client-key"))
+    with started("--drain-timeout-s", "0.5") as node, httpx.Client(base_url=node.url, timeout=60) as client:
+        asked = {"model": "tiny", "prompt": "Hello", "max_tokens": 10, "temperature": 0}
+        expected = client.post("/v1/completions", json=asked, headers=caller).json()["choices"]
+        assert client.post("/sleep").status_code == client.post("/sleep", headers=caller).status_code == 401
+        assert client.post("/v1/completions", json=asked, headers=operator).status_code == 401
+        assert client.post("/sleep?level=3", headers=operator).status_code == 400
+        with client.stream("POST", "/v1/completions", json={**asked, **ENDLESS, "stream": True}, headers=caller):
+            busy = client.post("/sleep", headers=operator)
+            assert (busy.status_code, busy.json()["error"]["code"]) == (409, "conflict")
+            assert client.get("/health").status_code == 200
+        core = node.core
+        for level in (1, 2, 1):
+            assert client.post(f"/sleep?level={level}", headers=operator).json() == {"is_sleeping": True}
+            assert client.get("/is_sleeping", headers=operator).json() == {"is_sleeping": True}
+            refused = client.post("/v1/completions", json=asked, headers=caller)
+            for answer in (refused, client.get("/health")):
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "sleeping")
+            assert core.is_running() == (level == 1)
+            assert client.post("/wake_up", headers=operator).json() == {"is_sleeping": False}
+            assert client.get("/health").status_code == 200
+            assert client.post("/v1/completions", json=asked, headers=caller).json()["choices"] == expected
+            core = node.core
+        client.post("/sleep?level=2", headers=operator)
+        node.server.send_signal(signal.SIGTERM)
+        assert node.server.wait(60) == 0
+
+
+def test_sleep_is_refused_without_an_admin_key(node: Node) -> None:
+    refused = httpx.post(f"{node.url}/sleep")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
+
+
 def test_a_core_does_not_outlive_its_face(started: Start) -> None:
     with started() as node, node.stream(**ENDLESS):
         core = node.core

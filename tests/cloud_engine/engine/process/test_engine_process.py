@@ -28,7 +28,9 @@ from updraft.protocol.errors import (
     InvalidRequestError,
     ModelLoadError,
     OverloadedError,
+    RequestFailedError,
 )
+from updraft.protocol.safety.system import python_command
 from updraft.protocol.sampling import SamplingParams
 
 CONFIG = EngineConfig(threads=1)
@@ -62,7 +64,7 @@ def serve(
         await engine.start()
         (core,) = children() - others
         try:
-            await asyncio.wait_for(scenario(engine, core), 60)
+            await asyncio.wait_for(scenario(engine, core), 120)
         finally:
             await engine.close()
 
@@ -157,6 +159,49 @@ def test_a_core_is_restarted_until_it_dies_too_often(
             await outputs(engine, request("a"))
 
     serve(copy, scenario, restart=True)
+
+
+POISON = 99  # the core kills itself on a prompt with this token
+POISONED_CORE = f"""
+import os, sys
+from pathlib import Path
+from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.process.core_main import main
+
+healthy = Engine.step
+def step(self):
+    if any({POISON} in state.request.prompt_ids for state in self._scheduler.requests()):
+        os.kill(os.getpid(), 9)
+    return healthy(self)
+Engine.step = step
+main(Path(sys.argv[-1]))
+"""
+
+
+@pytest.mark.parametrize("num_innocents", [0, 7])
+def test_only_the_request_that_kills_its_core_fails(
+    num_innocents: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "RESTART_BACKOFF_S", (0.0, 0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(core_process, "python_command", lambda *words: python_command("-c", POISONED_CORE, words[-1]))
+    names = [f"r{number}" for number in range(num_innocents)]
+
+    def tokens(outputs: list[TokenOutput]) -> list[int]:
+        return [token for output in outputs for token in output.token_ids]
+
+    async def scenario(engine: EngineProcess, _core: psutil.Process) -> None:
+        expected = [tokens(await outputs(engine, request(name))) for name in names]
+        innocents = [asyncio.create_task(outputs(engine, request(name))) for name in names]
+        await until(lambda: engine.stats().running == len(names))
+        with pytest.raises(RequestFailedError, match=r"on this request alone .*SIGKILL") as caught:
+            await outputs(engine, GenerationRequest("poison", [POISON]))
+        assert caught.value.code == "request_failed"
+        assert [tokens(task) for task in await asyncio.gather(*innocents)] == expected
+        await until(lambda: engine.failure is None)
+        assert engine.stats().restarts <= 5
+        assert len(tokens(await outputs(engine, request("next")))) == 200
+
+    serve(folder, scenario, restart=True)
 
 
 def test_a_core_that_dies_while_loading_says_so(folder: Path) -> None:

@@ -22,7 +22,7 @@ from updraft.cloud_engine.engine.types.outputs import (
     TokenLogprob,
     TokenOutput,
 )
-from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.types.request import GenerationRequest, Resumption
 from updraft.protocol import errors
 from updraft.protocol.errors import ContextLengthError, InvalidRequestError, UpdraftError
 from updraft.protocol.http.prometheus import Distribution
@@ -74,6 +74,7 @@ REQUESTS = build(
     priority=st.integers(-(2**63), 2**63 - 1),
     cache_salt=TEXT,
     random_seed=st.integers(0, 2**63 - 1),
+    resumed=st.none() | st.builds(Resumption, st.dictionaries(st.integers(0, 100), TOKENS, max_size=3), COUNTS),
 )
 TOP = st.lists(st.tuples(COUNTS, FLOATS), max_size=3).map(tuple)
 SCORES = st.lists(st.builds(TokenLogprob, FLOATS, TOP)).map(tuple)

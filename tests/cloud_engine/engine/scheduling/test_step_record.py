@@ -127,8 +127,11 @@ class Replay:
                 arrived=event.clock,
                 grammar=grammar,
             )
-            for index in range(event.n)
+            for index in event.resumed or range(event.n)
         ]
+        for state in states:
+            number = event.resumed.get(state.index, 0)
+            state.resume(self.tokens(event.request, state.index, event.num_prompt_tokens, number), 0)
         self.outputs.begin(states)
 
     def run(self, step: StepRecord) -> tuple[str, str]:
