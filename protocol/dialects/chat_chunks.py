@@ -125,8 +125,8 @@ def arguments_of(name: str, text: str, *, cut: bool) -> tuple[msgspec.Raw, list[
     """
     named = f"tool_calls: the arguments of {str(name)[:100]!r}"
     if (whole := raw_object(text)) is not None:
-        has_constants = re.search("NaN|Infinity", _STRING.sub("", text)) is not None
-        return whole, [f"{named} hold NaN or Infinity, which JSON lacks: null"] if has_constants else []
+        nulls, given = (_STRING.sub("", each).count("null") for each in (bytes(whole).decode(), text))
+        return whole, [f"{named} hold NaN, Infinity or too large a number: null"] if nulls > given else []
     if cut:
         with suppress(ValueError):
             value = jiter.from_json(text.encode(errors="backslashreplace"), partial_mode="trailing-strings")

@@ -94,6 +94,8 @@ class Demand:
         return self.fixed + Charge(cloud_tokens=tokens, usd=tokens * self.usd_per_token)
 
 
+NO_DEMAND = Demand(NO_CHARGE, 0.0, TokenDemand(0, 0))
+
 SpendingRow = tuple[Period, int, str]
 """Key of a row in the table `spending`: period, its first day, and the scope's name."""
 

@@ -21,7 +21,7 @@ from ..gates.gates import GateDecision
 from ..request.chat_request import Caller
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer
-from .budget import NO_CHARGE, Charge, Demand, Reservation
+from .budget import NO_CHARGE, NO_DEMAND, Charge, Demand, Reservation
 from .ledger import LedgerRow
 from .prices import Prices
 
@@ -37,8 +37,8 @@ Route = Literal["local", "cloud", "escalated", "fallback", "cache"]
 @dataclass(slots=True)
 class CloudCall:
     model: str
-    # Charge as a function of the answer's length. None: there are no budgets.
-    demand: Demand | None = None
+    # Charge as a function of the answer's length.
+    demand: Demand = NO_DEMAND
     # Completion tokens that are charged if the cloud reports no usage.
     unreported_tokens: int = 0
     # Usage reported by the cloud so far.
@@ -55,18 +55,17 @@ class CloudCall:
     @property
     def booked(self) -> ReportedUsage:
         """Usage for ledger and budgets: the cloud's report, or the estimate in `demand` if the report is incomplete."""
-        counted, demand = self.counted, self.demand
-        is_whole = counted.prompt_tokens and counted.has_completion and not self.is_broken
-        if demand is None or self.unbilled or is_whole:
+        counted, read = self.counted, self.demand.fixed.cloud_tokens
+        if self.unbilled or (counted.prompt_tokens and counted.has_completion and not self.is_broken):
             return counted
-        read = demand.fixed.cloud_tokens if self.is_broken else counted.prompt_tokens or demand.fixed.cloud_tokens
+        read = read if self.is_broken else counted.prompt_tokens or read
         written = max(counted.completion_tokens, self.unreported_tokens)
         return ReportedUsage(read, written, cached_tokens=counted.cached_tokens)
 
     @property
     def prompt_estimate(self) -> int:
-        """Estimated prompt tokens, for clouds that report only the total tokens. 0: there are no budgets."""
-        return 0 if self.demand is None else self.demand.fixed.cloud_tokens // BYTES_PER_TOKEN
+        """Estimated prompt tokens, for clouds that report only the total tokens."""
+        return self.demand.fixed.cloud_tokens // BYTES_PER_TOKEN
 
     def usd(self, prices: Prices) -> float | None:
         """Return the cost in US dollars, or None if the model has no price."""
@@ -151,7 +150,8 @@ class RequestRecord:
 
     @property
     def reason(self) -> str:
-        return f"{self.decision.reason}; {self.note}" if self.note else self.decision.reason
+        note = self.note or (self.failure if self.tier == "cloud" else "")  # of a cloud that another one replaced
+        return f"{self.decision.reason}; {note}" if note else self.decision.reason
 
     @property
     def latency_ms(self) -> float:
@@ -198,7 +198,8 @@ class RequestRecord:
             alone = self.cloud_calls[-1].booked if self.cloud_calls else ReportedUsage()
         else:
             alone = ReportedUsage(self.local_prompt_tokens, self.local_tokens)
-        cost, cost_alone = self.cost_usd, CloudCall(self.top_model, counted=alone).usd(self.prices)
+        tokens = alone.prompt_tokens, alone.completion_tokens, alone.cached_tokens
+        cost, cost_alone = self.cost_usd, self.prices.cloud(self.top_model, *tokens)
         return None if cost_alone is None or cost is None else cost_alone - cost
 
     @property
@@ -233,6 +234,11 @@ class RequestRecord:
             return Usage.of(self.local_prompt_tokens, self.local_tokens, cached=self.local_cached_tokens)
         return Usage.of(self.cloud.prompt_tokens, self.cloud.completion_tokens, cached=self.cloud.cached_tokens)
 
+    def passed_over(self, model: str, failure: CloudFailure) -> None:
+        """Record that the cloud of `model` failed and that the next cloud is called."""
+        self.failure = f"{model} failed: {failure.cause}"[:MAX_REASON_CHARS]
+        self.judged(GateDecision(0, escalate=True, reason=f"next cloud: {self.failure}"))
+
     def fell_back(self, failure: CloudFailure) -> None:
         """Record that the local answer replaces the answer of a failed cloud call."""
         self.route = "fallback"
@@ -255,15 +261,16 @@ class RequestRecord:
         self.cloud_calls[-1].counted = usage or ReportedUsage()
 
     def keep_interrupted_row(self) -> None:
-        """Keep a row to commit if the process is killed now, with the current cloud call charged as reserved."""
+        """Keep a row to commit if the process is killed now, with the current cloud call charged as reserved. Without
+        a budget, its charge is the longest answer."""
         if self.keep is None:
             return
         *ended, call = self.cloud_calls
-        tokens = call.unreported_tokens
-        if self.reserved is not None and call.demand is not None:
+        tokens = call.demand.wanted.most
+        if self.reserved is not None:
             earlier = sum((each.charge(self.prices).cloud_tokens for each in ended), call.demand.fixed.cloud_tokens)
-            tokens = max(tokens, self.reserved.charge.cloud_tokens - earlier)
-        call = replace(call, unreported_tokens=tokens, counted=ReportedUsage())
+            tokens = self.reserved.charge.cloud_tokens - earlier
+        call = replace(call, unreported_tokens=max(tokens, call.unreported_tokens), counted=ReportedUsage())
         failure = "the process was killed during the request"
         killed = replace(self, route=None, cloud_calls=[*ended, call], failure=failure)
         self.keep(killed.row(499))

@@ -1,4 +1,4 @@
-"""One call to a cloud under a budget: the reservation beforehand, and the cap on the answer."""
+"""One call to a cloud: its estimated charge, the reservation in the budget, and the cap on the answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ..tiers.failures import CloudFailure, CloudForbidden
 from ..tiers.interfaces import ChargedForwarding, CloudStream
 
 #: Fields of answers that repeat their text or that no model has written.
-_UNCOUNTED = (*OPAQUE, "citations", "deltas")
+_UNCOUNTED = dict.fromkeys((*OPAQUE, "citations", "deltas"))
 _TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
 
 
@@ -102,13 +102,13 @@ class CloudAttempt:
         whole prompt and the minimum reservation of an answer, because the length of the answer is unknown."""
         record, call, budget = self.record, self.call, self.state.budget
         read = prompt_tokens(json_bytes(self.drafted))
-        tokens = 0 if call.demand is None else min(call.demand.wanted.least, call.unreported_tokens)
+        tokens = min(call.demand.wanted.least, call.unreported_tokens)
         broken = CloudCall(call.model, call.demand, tokens, ReportedUsage(prompt_tokens=read), is_broken=True)
         reason = f"retry: {call.model} failed: {cause}; {read} prompt tokens are charged for the failed attempt"
         record.judged(GateDecision(0, escalate=True, reason=reason))
         record.cloud_calls[-1] = broken  # so that `after` counts the failed attempt
         try:
-            if budget is not None and call.demand is not None and (held := record.reserved) is not None:
+            if budget is not None and (held := record.reserved) is not None:
                 wanted = TokenDemand(held.tokens, held.tokens, is_known=True)
                 demand = after(record, replace(call.demand, wanted=wanted))
                 record.reserved = await budget.reserve(record.caller, demand, held)
@@ -140,9 +140,8 @@ async def cloud_call(
     """Open a cloud call: reserve its maximum cost, `draft` included, and record the call. Raises CloudForbidden."""
     call = CloudCall(body["model"], is_reasoning=_may_hide_tokens(body))
     attempt = CloudAttempt(state, record, call, path, body, draft)
-    if state.budget is not None:
-        call.demand = demand_of(record, attempt.drafted, call.model, path)
-        await _reserve(attempt)
+    call.demand = demand_of(record, attempt.drafted, call.model, path)
+    await _reserve(attempt)
     record.cloud_calls.append(call)
     record.keep_interrupted_row()
     began = time.monotonic()
@@ -167,43 +166,45 @@ async def _reserve(attempt: CloudAttempt) -> None:
 
     A call after a failed call reuses its reservation. A first call waits for free budget, until `waits_until`.
     """
-    call, record = attempt.call, attempt.record
-    budget, demand = attempt.state.budget, call.demand
-    if budget is None or demand is None:
-        return
-    while True:
+    call, record, budget = attempt.call, attempt.record, attempt.state.budget
+    wanted = call.demand.wanted
+    tokens = wanted.most
+    while budget is not None:
         seen = budget.in_flight.settlements
         try:
-            reserved = await budget.reserve(record.caller, after(record, demand), record.reserved)
-            break
+            record.reserved = await budget.reserve(record.caller, after(record, call.demand), record.reserved)
         except BudgetExceededError as error:  # other requests may have used the budget since gate 0
             if record.reserved is not None or not await budget.in_flight.settlement(record.waits_until, seen):
                 raise CloudForbidden(error) from error
-    record.reserved, call.unreported_tokens = reserved, reserved.tokens
-    if attempt.body.get("stream") is True:  # MeteredStream raises this charge as text arrives
-        call.unreported_tokens = min(reserved.tokens, demand.wanted.least)
-    if reserved.tokens < demand.wanted.most and attempt.path in LIMITS:
-        attempt.limit(reserved.tokens)
+        else:
+            tokens = record.reserved.tokens
+            break
+    # MeteredStream raises a stream's charge as text arrives
+    call.unreported_tokens = min(tokens, wanted.least) if attempt.body.get("stream") is True else tokens
+    if tokens < wanted.most and attempt.path in LIMITS:
+        attempt.limit(tokens)
 
 
 def bound_unreported(record: RequestRecord, completion: dict[str, Any]) -> None:
     """Charge an answer without usage by its size. An answer with hidden reasoning costs at least its reservation."""
     call = record.cloud_calls[-1]
     said = [table(choice.get("message")) or choice for choice in tables(completion.get("choices")) or []]
-    size = sum(text_bytes({**each, **dict.fromkeys(_UNCOUNTED)}) for each in said)
+    size = sum(text_bytes({**each, **_UNCOUNTED}) for each in said)
     answer = StreamTokenEstimate(call.unreported_tokens, bytes=size)
     call.unreported_tokens = max(answer.bound, answer.reserved if call.is_reasoning else 0)
 
 
 class MeteredStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
-    """A cloud's stream under a budget. If the budget is used up, the stream ends with the finish reason `length`."""
+    """A cloud's stream with an estimate of its tokens. If a budget is used up, the stream ends with the finish reason
+    `length`."""
 
     def __init__(self, stream: CloudStream, state: RouterState, record: RequestRecord) -> None:
         self._stream = stream
         self._state = state
         self._record = record
         self._call = record.cloud_calls[-1]
-        self._answer = StreamTokenEstimate(0 if record.reserved is None else record.reserved.tokens)
+        held = record.reserved
+        self._answer = StreamTokenEstimate(self._call.demand.wanted.most if held is None else held.tokens)
         self._indices: dict[int, None] = {}
         self._ended = False
 
@@ -221,10 +222,11 @@ class MeteredStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
             continues = continues or not choice.get("finish_reason")
             self._indices[index_of(choice, 0)] = None
             delta = table(choice.get("delta")) or {"content": choice.get("text")}
-            size = text_bytes({**delta, **dict.fromkeys(_UNCOUNTED)})
+            size = text_bytes({**delta, **_UNCOUNTED})
             self._answer.bytes += size if payload.isascii() and b"\\u" not in payload else 2 * size
             self._answer.texts += size > 0
-        if (usage := ReportedUsage.of(event)) and event["choices"]:  # usage so far; the final usage has no choices
+        # usage so far; the final usage has no choices
+        if b"sage" in payload and event["choices"] and (usage := ReportedUsage.of(event)):
             self._answer.texts, self._answer.bytes = usage.completion_tokens, 0
         self._call.unreported_tokens = max(self._call.unreported_tokens, self._answer.bound)
         if continues and self._answer.is_short and not await self._topped_up():
@@ -238,7 +240,7 @@ class MeteredStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
     async def _topped_up(self) -> bool:
         """Reserve more tokens. Return False if the budget is used up."""
         record, call, budget = self._record, self._call, self._state.budget
-        if budget is None or call.demand is None or record.reserved is None:
+        if budget is None or record.reserved is None:
             return True
         step = Demand(NO_CHARGE, call.demand.usd_per_token, TOP_UP)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -11,7 +12,6 @@ from typing import Any, TypeVar
 from ...accounting.reported_usage import ReportedUsage
 from ...protocol.errors import BudgetExceededError, EngineError, InvalidRequestError, UpstreamError
 from ..accounting.request_record import RequestRecord
-from ..gates.gates import GateDecision
 from ..gates.rules import Ruling, rule
 from ..request.chat_request import RoutingRequest
 from ..state import CloudCandidate, RouterState
@@ -20,6 +20,7 @@ from ..tiers.failures import CloudFailure, CloudForbidden
 from ..tiers.interfaces import CloudStream, LocalAnswer
 from .cloud_call import CloudAttempt, MeteredStream, after, bound_unreported, cloud_call, demand_of
 
+log = logging.getLogger("updraft.router")
 T = TypeVar("T")
 #: Function that returns the seconds left for a cloud call.
 _Seconds = Callable[[], float]
@@ -199,8 +200,7 @@ class Escalation:
         options: dict[str, Any] = {**(body.get("stream_options") or {}), "include_usage": True}
         body = {**body, "stream": True, "stream_options": options}
         stream = await self._try_clouds(body, begin, time_left_s, draft=draft, continuing=begun is not None)
-        if self.state.budget is not None:
-            stream = MeteredStream(stream, self.state, self.record)
+        stream = MeteredStream(stream, self.state, self.record)
         self._stream, self._streaming = stream, time.monotonic()
         return stream
 
@@ -215,13 +215,16 @@ class Escalation:
             try:
                 async with cloud_call(self.state, self.record, sent, self._path, draft=draft) as attempt:
                     self._forwarded = attempt.forwarded(self.job.forwarded)
-                    return await self._sent(candidate.tier, attempt, send, time_left_s)
+                    answer = await self._sent(candidate.tier, attempt, send, time_left_s)
+                candidate.tier.is_failing = False
+                return answer
             except CloudFailure as failure:
                 if candidate is candidates[-1] or isinstance(failure, CloudForbidden):
                     raise
-                self.record.judged(
-                    GateDecision(0, escalate=True, reason=f"next cloud: {candidate.model} failed: {failure.cause}")
-                )
+                self.record.passed_over(candidate.model, failure)
+                if not candidate.tier.is_failing:
+                    log.warning("%s, so requests go to the next cloud", self.record.failure)
+                candidate.tier.is_failing = True
         cause = "no cloud can continue the begun stream"
         raise CloudForbidden(UpstreamError(f"{cause.capitalize()}."), cause)
 

@@ -76,6 +76,7 @@ class DirectCall:
         ruling = await escalation.ruling()
         open_ended = ruling.open or (ruling.cloud and isinstance(unsupported, CloudOnlyError))
         self.record.decide(GateDecision(0, escalate=ruling.cloud, reason=why_cloud if open_ended else ruling.reason))
+        self.record.route = "cloud" if ruling.cloud else "local"
         return ruling, escalation
 
     def cloud_time_left_s(self) -> float:
@@ -134,7 +135,6 @@ def forwarder(path: str, what: str) -> DirectHandler:
             answer = await cloud.tier.pass_on(
                 path, content, timeout_s=call.cloud_time_left_s(), forwarded=attempt.forwarded(call.job.forwarded)
             )
-        call.record.route = "cloud"
         if not isinstance(answer.body, bytes):
             call.closing.push_async_callback(answer.body.aclose)
             return _events(answer.body)
@@ -170,14 +170,12 @@ async def embed(call: DirectCall, truncate: bool | None = False) -> DirectReply:
     body, record = call.job.body, call.record
     ruling, escalation = await call.route("embeddings", _why_not_on_device(call), "embeddings come from the cloud")
     if not ruling.cloud:
-        record.route = "local"
         return await _on_the_device(call, truncate=truncate is not False)
     [cloud] = escalation.candidates()[-1:]
     body = {**body, "model": cloud.model}
     async with cloud_call(call.state, record, body, "embeddings") as attempt:
         forwarded = attempt.forwarded(call.job.forwarded)
         answer = await cloud.tier.embed(body, timeout_s=call.cloud_time_left_s(), forwarded=forwarded)
-    record.route = "cloud"
     record.counted(ReportedUsage.of(answer, MAX_TOKENS))
     record.notes = ("truncate: no effect",) if truncate else ()
     return {**answer, "updraft": record.info()}

@@ -44,13 +44,11 @@ async def complete(call: DirectCall) -> DirectReply:
                 raise
             call.record.fell_back(failure)
         else:
-            call.record.route = "cloud"
             if isinstance(reply, CloudReply):
                 return {**reply.completion, "updraft": call.record.info()}
             return relay(call.record, reply.stream, include_usage=call.job.include_usage)
     if request is None or call.state.tiers.local is None:
         raise EngineError("The device cannot answer this completion.")
-    call.record.route = call.record.route or "local"
     answers = _LocalAnswers(call, request, call.state.tiers.local)
     return await answers.begun_stream() if request.stream else await answers.whole()
 

@@ -52,6 +52,7 @@ class HttpCloudTier:
 
     def __init__(self, endpoint: CloudEndpoint) -> None:
         self.continues = endpoint.continues
+        self.is_failing = False  # whether the last request went to another cloud instead
         self._endpoint = endpoint
         self._url = endpoint.url
         self._provider = endpoint.provider

@@ -58,6 +58,8 @@ _OWN: dict[str, tuple[str, ...]] = {
     "metadata": ("user",),
     **dict.fromkeys(("service_tier", "cache_control", "context_management", "diagnostics", "inference_geo"), ()),
 }
+#: Token counts: read, written, read from the cache, and written to the cache.
+_COUNTS = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _SAME = {name: name for name in ("temperature", "top_p", "top_k", "thinking", "cache_control")}
 _ERRORS: ErrorCodes = {
     "invalid_request_error": (400, None),
@@ -204,10 +206,13 @@ class MessageEvents:
 
 
 def _usage(counts: dict[str, Any]) -> dict[str, Any]:
-    """Convert token counts to OpenAI's form, with cache reads and writes as prompt tokens."""
-    cached, stored = (whole(counts.get(f"cache_{name}_input_tokens")) for name in ("read", "creation"))
-    read = whole(counts.get("input_tokens")) + cached + stored
-    usage = usage_of(read, whole(counts.get("output_tokens")), cached, stored)
+    """Convert token counts to OpenAI's form, with cache reads and writes as prompt tokens. All `iterations` are billed,
+    but the outer counts leave out those that compact the context."""
+    steps = tables(counts.get("iterations")) or []
+    read, written, cached, stored = (
+        max(whole(counts.get(name)), sum(whole(step.get(name)) for step in steps)) for name in _COUNTS
+    )
+    usage = usage_of(read + cached + stored, written, cached, stored)
     return {name: usage[name] for name in (usage if counts.get("output_tokens") is not None else PROMPT_USAGE)}
 
 

@@ -241,11 +241,16 @@ class _Candidate:
         return [each for each in made if each["url_citation"]["url"]]
 
     def _place(self, segment: dict[str, Any]) -> tuple[int, int]:
-        """Return the place of a segment. Its byte offsets count from the start of its part."""
-        at = whole(segment.get("partIndex"))
-        before = sum(len(text) for _, text in self.parts[:at])
-        begin, end = _span("".join(text for _, text in self.parts[at : at + 1]), segment)
-        return before + begin, before + end
+        """Return the place of a segment: its byte offsets in its part or, if `partIndex` is missing or wrong, in the
+        whole text. If the segment's text is at neither place, return the first place of this text."""
+        texts, at = [text for _, text in self.parts], whole(segment.get("partIndex"))
+        content, before = "".join(texts), len("".join(texts[:at]))
+        begin, end = _span("".join(texts[at : at + 1]), segment)
+        places = [(before + begin, before + end), _span(content, segment)]
+        cited = segment.get("text") or None
+        if isinstance(cited, str) and (first := content.find(cited)) >= 0:
+            places.append((first, first + len(cited)))
+        return next((place for place in places if content[slice(*place)] == cited), places[0])
 
 
 def _span(text: str, segment: dict[str, Any]) -> tuple[int, int]:

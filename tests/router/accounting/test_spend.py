@@ -358,6 +358,62 @@ def test_the_row_of_an_answer_without_usage_is_what_its_budget_was_charged(
         run(test(cloud))
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+@pytest.mark.parametrize("kind", ["whole", "stream", "cut stream", "closed stream", "timeout", "cancelled"])
+def test_calls_without_usage_cost_the_same_with_and_without_a_budget(
+    spending: Callable[..., Any], path: str, kind: str
+) -> None:
+    content = {"messages": [{"role": "user", "content": "hi"}]} if path.startswith("chat") else {"prompt": "hi"}
+    body = {"model": "big", "max_tokens": 2_000, "stream": "stream" in kind, **content}
+    request = WireRequest("POST", f"/v1/{path}", {}, json.dumps(body).encode())
+
+    async def call(b: Any, cloud: LongCloud) -> None:
+        asked = len(cloud.requests)
+        task = asyncio.create_task(b.handle(request))
+        if kind == "cancelled":
+            assert await asyncio.to_thread(cloud.asked, asked + 1)
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            answer = (await task).body
+            if kind == "closed stream":
+                await anext(answer)
+                await answer.aclose()
+            elif not isinstance(answer, bytes):
+                assert [chunk async for chunk in answer]
+
+    async def test(cloud: LongCloud) -> None:
+        rows = []
+        for budget in (BudgetLimits(), BudgetLimits(usd=100.0)):
+            async with spending(cloud, budget, cloud_timeout_s=0.5 if kind == "timeout" else 30.0) as b:
+                await call(b, cloud)
+                rows.append((await asyncio.to_thread(b.rows))[0])
+        alone, budgeted = ((row.tier, row.cloud_prompt_tokens, row.cloud_tokens, row.cost_usd) for row in rows)
+        assert alone == budgeted
+        assert rows[0].tier == ("none" if kind == "timeout" else "cloud")
+        assert rows[0].cloud_prompt_tokens >= PROMPT_TOKENS and rows[0].cloud_tokens and rows[0].cost_usd
+
+    def slow_length(body: dict[str, Any]) -> int:
+        cloud.stopped.wait(3.0)
+        return 5
+
+    with long_cloud(reports=False, tokens=300, cuts=kind == "cut stream") as cloud:
+        if kind in ("timeout", "cancelled"):
+            cloud.length = slow_length  # type: ignore[method-assign]
+        run(test(cloud))
+
+
+def test_a_later_budget_counts_calls_without_usage(spending: Callable[..., Any]) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud, BudgetLimits()) as b:
+            await b.answer("cloud", max_tokens=2_000, reasoning_effort="high")
+        async with spending(cloud, BudgetLimits(usd=0.011)) as b:
+            assert (await b.ask("cloud", max_tokens=2_000)).status == 429
+        assert len(cloud.requests) == 1
+
+    with long_cloud(reports=False) as cloud:
+        run(test(cloud))
+
+
 def test_a_cloud_that_ignores_its_cap_is_booked_at_its_true_cost(spending: Callable[..., Any]) -> None:
     async def test(cloud: LongCloud) -> None:
         cloud.length = lambda body: 30_000  # type: ignore[method-assign]

@@ -86,6 +86,25 @@ def test_one_up_at_a_time(bench: Any, cloud: FakeCloud, medium: FakeCloud, strea
     run(test())
 
 
+def test_a_failing_middle_cloud_is_reported(
+    bench: Any, cloud: FakeCloud, medium: FakeCloud, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer, the ledger and the log say why the dearer cloud answers. The log says it once."""
+
+    async def test() -> None:
+        async with bench(ScriptedGates(after=True), **settings(medium)) as b:
+            for medium.mode in ("500", "500", "healthy", "500"):
+                info = (await b.answer())["updraft"]
+                failed = "; medium failed: the server answered 500" * (medium.mode == "500")
+                assert info["reason"] == f"gate 3{failed}"
+                assert b.rows()[0].failure == failed.removeprefix("; ")
+        assert len(cloud.requests) == 3
+        logged = [record.message for record in caplog.records if "medium" in record.message]
+        assert logged == ["medium failed: the server answered 500, so requests go to the next cloud"] * 2
+
+    run(test())
+
+
 def test_hard_requests_skip_middle_tiers(bench: Any, cloud: FakeCloud, medium: FakeCloud) -> None:
     async def test() -> None:
         for skip_above, server in ((0.95, medium), (0.5, cloud)):

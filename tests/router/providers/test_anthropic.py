@@ -13,6 +13,7 @@ import updraft
 from router_fakes import tiers
 from scripted_provider import CALL, IMAGE, TALK, TOOL, Ask, ScriptedProvider, anthropic_says, deltas, events
 from serving import serving
+from updraft.accounting.reported_usage import ReportedUsage
 from updraft.protocol.errors import ConfigurationError
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
@@ -495,6 +496,21 @@ def test_the_count_at_the_start_of_a_stream_is_not_the_answers(provider: Scripte
         chunks = list(client.chat.completions.create(**asked, stream_options={"include_usage": True}))
     reported = [chunk.usage.model_dump(exclude_unset=True) for chunk in chunks if chunk.usage]
     assert all("completion_tokens" not in usage or usage["completion_tokens"] > 1 for usage in reported), reported
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_all_iterations_are_billed(provider: ScriptedProvider, ask: Ask, stream: bool) -> None:
+    """The outer counts leave out the iterations that compact the context."""
+    steps = [
+        {"type": "compaction", "input_tokens": 1000, "cache_read_input_tokens": 300, "output_tokens": 50},
+        {"type": "message", "input_tokens": 20, "cache_creation_input_tokens": 4, "output_tokens": 7},
+    ]
+    usage = {"input_tokens": 20, "cache_creation_input_tokens": 4, "output_tokens": 7, "iterations": steps}
+    ended = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}
+    provider.says(events(*STREAM[:-2], ended, STREAM[-1]) if stream else {**MESSAGE, "usage": usage})
+    answer = ask(NATIVE, stream=stream)
+    counts = ReportedUsage.of(answer[-1] if stream else answer)
+    assert counts == ReportedUsage(1324, 57, cached_tokens=300, stored_tokens=4)
 
 
 OWN: dict[str, Any] = {

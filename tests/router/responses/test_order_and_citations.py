@@ -215,6 +215,27 @@ def test_citations_of_gemini(cloud: ScriptedProvider, daemons: dict[str, str], p
     ]
 
 
+@pytest.mark.parametrize("part_index", [None, 0, 1, 2, 9])
+@pytest.mark.parametrize(("start", "end"), [(0, 5), (8, 13), (90, 95), (9, 2)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_citations_of_gemini_whose_offsets_do_not_fit(
+    cloud: ScriptedProvider, daemons: dict[str, str], stream: bool, start: int, end: int, part_index: int | None
+) -> None:
+    """Gemini may leave out `partIndex` beside thoughts, and a stream splits parts. The segment's text decides."""
+    texts = [{"text": "Hm.", "thought": True}, {"text": "H\u00e9llo "}, {"text": "world."}]
+    segment = {"partIndex": part_index, "startIndex": start, "endIndex": end, "text": "world"}
+    grounding = {
+        "groundingChunks": [{"web": {"uri": "https://a.example"}}],
+        "groundingSupports": [{"segment": segment, "groundingChunkIndices": [0]}],
+    }
+    bodies: list[Any] = [{"candidates": [{"content": {"parts": [text]}}]} for text in texts]
+    bodies = bodies if stream else [{"candidates": [{"content": {"parts": texts}}]}]
+    bodies[-1]["candidates"][0] |= {"finishReason": "STOP", "groundingMetadata": grounding}
+    cloud.says(events(*bodies) if stream else bodies[0])
+    [cited] = message_in(ask(daemons["gemini"], CHAT, [USER], stream=stream))["annotations"]
+    assert (cited["url_citation"]["start_index"], cited["url_citation"]["end_index"]) == (6, 11)
+
+
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("stream", [False, True])
 def test_parts_that_are_left_out(cloud: ScriptedProvider, daemons: dict[str, str], path: str, stream: bool) -> None:
