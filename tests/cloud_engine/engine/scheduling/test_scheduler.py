@@ -197,6 +197,7 @@ class Simulation(RuleBasedStateMachine):
         self.random = random.Random(0)
         self.memory = Memory(self.cache, self.window, self.random, self.runs_ahead)
         self.engine: Any = object.__new__(Engine)
+        self.engine._recorder = None
         self.engine._scheduler, self.engine._worker = self.scheduler, Worker(self.memory, self.propose)  # type: ignore[arg-type]
         self.generated: dict[tuple[str, int], list[int]] = {}
         self.longest: dict[str, tuple[int, int]] = {}  # answers to each request: as asked, and as its grammar has it
