@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
 from ..protocol.decoding import UNREADABLE, integral
+from ..protocol.errors import ContextLengthError
 from ..protocol.http.lenient_json import object_of, objects_of
 
 #: Minimum reservation and minimum cap of an answer, in tokens. Reservations of unlimited answers grow by this step.
@@ -50,6 +52,8 @@ _ASCII = bytes(range(128))
 _ESCAPE = 6  # characters of a JSON escape such as `\u20ac`
 _ESCAPED_BYTES = 3  # maximum UTF-8 bytes of an escaped character
 BYTES_PER_TOKEN = 3
+_EXCEEDS_CONTEXT = re.compile(r"context (?:length|window|size)|`max_new_tokens` must be <=", re.IGNORECASE)
+_TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
 _ATTACHED = (b'"file_id"', b'"file_data"', b'"data"', b";base64,")
 # Attachments in messages: the type of the content part, and the path of keys to its data.
 _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -100,12 +104,13 @@ class AnswerSize:
     answers: int = 1
     # Tokens of the request's `prediction`: rejected tokens are billed in addition to the answers.
     beside: int = 0
+    # Context length of the model, which bounds one answer too. None: unknown.
+    context: int | None = None
 
     @property
     def least(self) -> int:
         """Tokens that a budget must have left for the request to be sent."""
-        limit = STEP_TOKENS if self.limit is None else min(self.limit, STEP_TOKENS)
-        return min(limit * self.answers, MAX_REQUEST_TOKENS) + self.beside
+        return self._total(STEP_TOKENS)
 
     @property
     def assumed(self) -> int:
@@ -114,14 +119,18 @@ class AnswerSize:
 
     def most(self, longest: int | None) -> int:
         """Return the maximum tokens of all answers together. `longest`: the model's maximum per answer, if known."""
-        most = LONGEST_ANSWER if longest is None else longest
-        if self.limit is not None:
-            most = self.limit if longest is None else min(self.limit, longest)
-        return max(self.least, min(most * self.answers, MAX_REQUEST_TOKENS) + self.beside)
+        if longest is None:
+            longest = LONGEST_ANSWER if self.limit is None else self.limit
+        return max(self.least, self._total(longest))
 
     def cap(self, tokens: int) -> int:
         """Return the limit per answer that keeps all answers together within `tokens`."""
         return max(1, (tokens - self.beside) // self.answers)
+
+    def _total(self, longest: int) -> int:
+        """Return the tokens of all answers, each of `longest` tokens or of the limit or the context if smaller."""
+        each = min(bound for bound in (longest, self.limit, self.context) if bound is not None)
+        return min(each * self.answers, MAX_REQUEST_TOKENS) + self.beside
 
 
 def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = None) -> AnswerSize:
@@ -169,6 +178,18 @@ def capped(body: Mapping[str, Any], cap: int, limits: Sequence[str]) -> dict[str
         if (_count(thinking.get(budget)) or 0) >= cap:
             changed[name] = {**thinking, budget: max(1, cap - 1)}
     return changed
+
+
+def cap_fault(field: str, message: str, param: str | None, code: Any) -> Literal["too_large", "unsupported"] | None:
+    """Return why a server refused a request whose length limit `field` holds a cap. None: for another reason.
+
+    `message`, `param`, `code`: the server's error. Servers word "the prompt and the cap exceed my context" differently.
+    """
+    if code == ContextLengthError.default_code or _EXCEEDS_CONTEXT.search(message):
+        return "too_large"
+    if field not in f"{message} {param}":
+        return None
+    return "too_large" if _TOO_LARGE.search(message) else "unsupported"
 
 
 def _lower(value: Any, cap: int) -> int:

@@ -18,13 +18,14 @@ from ..errors import UnsupportedFeatureError
 FORWARDED = re.compile(
     r"openai-.+|anthropic-.+|helicone-.+|x-.+|http-referer|idempotency-key|traceparent|tracestate|baggage"
 )
-#: Headers that are not forwarded: HTTP framing, browsers' and proxies', openai's client details, Updraft's API key.
+#: Headers that are not forwarded: HTTP framing, browsers' and proxies', openai's client details, Updraft's API key,
+#: and the choice of a worker inside vLLM, SGLang or llm-d.
 HOP_BY_HOP = re.compile(
     r"accept(-.+)?|access-control-.+|api-key|authorization|cache-control|cdn-.+|cf-.+|connection|content-.+|cookie2?|date"
     r"|dnt|expect|forwarded|from|host|http2-settings|if-.+|keep-alive|max-forwards|origin|pragma|priority|proxy-.+"
     r"|purpose|range|referer|sec-.+|te|trailer|transfer-encoding|true-client-ip|upgrade(-.+)?|user-agent|via|warning"
-    r"|x-(amzn?|api-key|client-ip|cluster|envoy|forwarded|http-method-override|original|real-ip|request-id|stainless"
-    r"|updraft)(-.+)?"
+    r"|x-(amzn?|api-key|client-ip|cluster|data-parallel|envoy|forwarded|http-method-override|original|prefiller|real-ip"
+    r"|request-id|smg|stainless|updraft)(-.+)?"
 )
 # Forwarded headers that identify a request or its trace. They differ even between equal requests.
 _TRACING = re.compile(

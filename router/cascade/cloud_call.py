@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +14,7 @@ import msgspec
 from ...accounting.budget import TOP_UP, StreamTokenEstimate, TokenDemand
 from ...accounting.prices import Price
 from ...accounting.reported_usage import ReportedUsage
-from ...accounting.token_estimate import LIMITS, THINKING, answer_size, capped, prompt_tokens, text_bytes
+from ...accounting.token_estimate import LIMITS, THINKING, answer_size, cap_fault, capped, prompt_tokens, text_bytes
 from ...protocol.dialects.chat_chunks import OPAQUE, index_of
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
 from ...protocol.http.forwarding import Forwarding
@@ -30,7 +29,6 @@ from ..tiers.interfaces import ChargedForwarding, CloudStream
 
 #: Fields of answers that repeat their text or that no model has written.
 _UNCOUNTED = dict.fromkeys((*OPAQUE, "citations", "deltas"))
-_TOO_LARGE = re.compile(r"too (?:large|high|big)|at most|maximum|less than|exceed|greater than|>", re.IGNORECASE)
 
 
 def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str) -> Demand:
@@ -121,9 +119,12 @@ class CloudAttempt:
 
     def adapt(self, failure: CloudFailure) -> bool:
         """Adapt the body after the cloud rejected the cap. Return False if the failure has another cause."""
-        if self.cap is None or self.uncapped is None or not self.fields or not failure.names(self.fields[0]):
+        if self.cap is None or self.uncapped is None or not self.fields or failure.status not in (400, 422):
             return False
-        if _TOO_LARGE.search(failure.error.message):  # the model's own maximum is below the cap, so no cap is needed
+        fault = cap_fault(self.fields[0], failure.error.message, failure.error.param, failure.error.code)
+        if fault is None:
+            return False
+        if fault == "too_large":  # the model's own maximum is below the cap, so no cap is needed
             self.body, self.cap, self.record.budget_note = self.uncapped, None, ""
             return True
         self.fields = self.fields[1:]

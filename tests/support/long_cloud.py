@@ -84,7 +84,10 @@ def _handler(cloud: LongCloud) -> type[BaseHTTPRequestHandler]:
                 cloud.lock.notify_all()
             for name, message in cloud.refuses.items():
                 if body.get(name) is not None:
-                    self.answer(400, {"error": {"message": message, "type": "invalid_request_error", "param": name}})
+                    error = {"message": message, "type": "invalid_request_error", "param": name}
+                    if "context" in message:  # as Updraft's nodes and OpenAI refuse it
+                        error |= {"param": "prompt", "code": "context_length_exceeded"}
+                    self.answer(400, {"error": error})
                     return
             length = cloud.length(body)
             if cloud.breaks:

@@ -96,7 +96,7 @@ class GrammarCompiler:
         trial = matcher.deep_copy()
         spent = _tried(trial)
         if error := trial.get_error():
-            raise _refused(constraint, _first_line(error))
+            raise _refused(constraint, _reason_of(error, constraint.param))
         if spent > _TOKEN_CPU_SECONDS:
             why = f"each token takes {spent * 1e3:.1f} ms to check, more than {_TOKEN_CPU_SECONDS * 1e3:g} ms"
             raise complexity_error(constraint, f"{why}: shorten fixed texts, or simplify the constraint.")
@@ -217,6 +217,8 @@ def _reason_of(message: str, param: str) -> str:
         return f"{words} cannot be enforced: leave it out{relax}."
     if re.search("lookarounds|look-around|backreferences", message):
         return f"a pattern with lookaround or backreferences cannot be enforced: rewrite the pattern{relax}."
+    if "NoExtensionBias" in message:
+        return "a reference leads back to itself, and describes no value on its way: remove this cycle."
     cause = re.search(r"\nerror: (.*)", message)  # the first line repeats the regex
     return _first_line(message) + (f" {cause[1][:100]}" if cause else "")
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from ....accounting.token_estimate import LENGTH_FIELDS, AnswerSize, answer_size, prompt_tokens
+from ....accounting.token_estimate import LENGTH_FIELDS, LENGTHENING, NESTED, AnswerSize, answer_size, prompt_tokens
 from ....protocol.decoding import UNREADABLE, prepare_types, refusal
 from ....protocol.embeddings import MAX_INPUTS
-from ....protocol.errors import InvalidRequestError
+from ....protocol.errors import InvalidRequestError, invalid_field
+from ....protocol.http.lenient_json import object_of
 from ....protocol.requests import MAX_ANSWERS, MAX_MESSAGES, check_message_count
 from ....protocol.sampling import MAX_LOGPROBS
 
@@ -32,6 +33,7 @@ _BOUNDS = {
     **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), MAX_LOGPROBS),
 }
 _INTEGERS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of")
+_MAXIMA = frozenset(name for name in LENGTHENING if not name.startswith("min_"))
 _NO_PROMPT = (b"", b"null", b'""', b"[]")
 _LIST = msgspec.json.Decoder(list[msgspec.Raw])
 _OBJECTS = re.compile(rb"\[\s*\{")
@@ -63,6 +65,7 @@ class SizeFields(_AnyFields):
     logprobs: bool | int | float | None = None
     top_logprobs: int | float | None = None
     prompt_logprobs: int | float | None = None
+    echo: Any = None
     prompt: msgspec.Raw = msgspec.Raw()
     prompt_embeds: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
@@ -113,11 +116,23 @@ def size_of(
         elif name in _SCHEMAS and value:
             _check_depth(name, schema := bytes(getattr(fields, name)))
             _check_text(name, schema)
+    scores_only = path == "completions" and (fields.echo is True or fields.prompt_logprobs is not None)
+    _check_limits(lengths, 0 if scores_only and fields.max_tokens == 0 else 1)
     answer = answer_size(lengths, path, prompts=_num_prompts(fields))
     _check("prompt", answer.answers, MAX_ANSWERS, " answers in total")
     check_message_count(len(fields.messages or ()))
     _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
     return RequestSize(prompt_tokens(body, bytes_per_token=1) + repeated, answer)
+
+
+def _check_limits(lengths: Mapping[str, Any], least: int) -> None:
+    """Refuse limits below `least` tokens: some servers read 0 or -1 as "no limit", others refuse these values."""
+    nested = {f"{name}.": object_of(lengths[name]) for name in NESTED if name in lengths}
+    for prefix, table in {"": lengths, **nested}.items():
+        for name in _MAXIMA.intersection(table):
+            count = table[name]
+            if isinstance(count, int | float) and not isinstance(count, bool) and count < least:
+                raise invalid_field(prefix + name, f"{prefix}{name} must be at least {least}, got {count}.")
 
 
 def _num_prompts(fields: SizeFields) -> int:

@@ -117,7 +117,7 @@ async def _relay_events(call: Call, usage: PassthroughUsage, response: Response,
                 if failure is not None and not (usage.ended and (shown or call.answered)):
                     usage.ended = False  # not ended: another node is tried, or the gateway ends the stream
                     break
-                whole = usage.shown + b"\n\n"
+                whole = usage.shown + b"\n\n" if usage.shown else b""
                 shown.append(without_key(whole) if _ERROR.search(event) else whole)
                 failure = None
             if usage.ended:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from ....accounting.token_estimate import text_bytes
 from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import UpstreamError
 from ....protocol.http import sse
@@ -15,6 +14,21 @@ from ....protocol.http.lenient_json import error_in, json_bytes, json_of, object
 from ....protocol.validation_messages import plain_words
 from ..upstream.client import Response
 from ..upstream.failures import AnswerFailure
+from .answer_types import (
+    REQUIRED,
+    NodeChatCompletion,
+    NodeChunk,
+    NodeCompletion,
+    NodeEmbedding,
+    NodeEmbeddings,
+    NodeEvent,
+    NodeMessage,
+    NodeModerations,
+    NodeRanking,
+    NodeResponse,
+    NodeTextCompletion,
+    NodeTokenCount,
+)
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 EMBEDDINGS, RERANK, MODERATIONS = "/v1/embeddings", "/v1/rerank", "/v1/moderations"
@@ -22,123 +36,28 @@ RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 COUNT_TOKENS, INPUT_TOKENS = "/v1/messages/count_tokens", "/v1/responses/input_tokens"
 EVENTS = b"text/event-stream"
 _FIELD_LINES = (b":", b"data", b"event", b"id", b"retry")
-_ANSWER_FIELDS = ("id", "object", "type", "output", "content", "usage")
 WithoutKey = Callable[[bytes], bytes]
 """Replaces the node's API key in the node's output."""
 
+_NUMBERS = b"0123456789.+-eE, \t\r\n[]"  # all bytes of a JSON list of numbers
 _T = TypeVar("_T")
-_Objects = list[dict[str, msgspec.Raw]]
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: Any = None
-
-
-class _ToolCall(msgspec.Struct):
-    function: _Function | None = None
-
-
-class _Message(msgspec.Struct):
-    content: str | list[Any] | None = None
-    tool_calls: list[_ToolCall] | None = None
-    function_call: Any = None
-    reasoning: Any = None
-    reasoning_content: Any = None
-    refusal: Any = None
-
-
-_NO_DELTA = _Message()
-
-
-class _Ranking(msgspec.Struct):
-    results: _Objects | None = None
-    data: _Objects | None = None
-
-
-class _Item(msgspec.Struct):
-    """An answer of the Responses or Messages API. Nodes omit various fields."""
-
-    output: _Objects | None = None
-    content: _Objects | None = None
-
-
-class _ChunkChoice(msgspec.Struct):
-    index: int | None = None
-    delta: _Message | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-
-
-class NodeChunk(msgspec.Struct):
-    """A stream event of a chat or text completion."""
-
-    choices: list[_ChunkChoice] | None = None
-    usage: msgspec.Raw = msgspec.Raw()
-    error: Any = None
-    object: Any = None
-
-    @property
-    def is_error(self) -> bool:
-        return (self.error is not None and not self.choices) or self.object == "error"
-
-    @property
-    def is_finished(self) -> bool:
-        return bool([choice for choice in self.choices or () if choice.finish_reason is not None])
-
-    @property
-    def text_bytes(self) -> int:
-        """The number of UTF-8 bytes in all generated text, including reasoning and tool-call arguments."""
-        total = 0
-        for choice in self.choices or ():
-            delta = choice.delta or _NO_DELTA
-            if text := delta.content or choice.text:  # fast path that suffices for nearly all events
-                total += len(text) if isinstance(text, str) and text.isascii() else text_bytes(text)
-            for other in (delta.reasoning, delta.reasoning_content, delta.refusal, delta.function_call):
-                if other:
-                    total += text_bytes(other)
-            for call in delta.tool_calls or ():
-                total += text_bytes(call.function and call.function.arguments)
-        return total
-
-
-class _Event(msgspec.Struct):
-    """A stream event of the Responses, Messages or audio API."""
-
-    type: str
-    response: msgspec.Raw = msgspec.Raw()
-    message: msgspec.Raw = msgspec.Raw()
 
 
 class _Fault(msgspec.Struct):
     error: Any = None
 
 
-prepare_types(NodeChunk, _Event, _Fault)
-_OF_RESPONSE = frozenset(
-    f"response.{name}" for name in ("queued", "created", "in_progress", "completed", "incomplete", "failed")
-)
-_CHUNK, _EVENT = msgspec.json.Decoder(NodeChunk), msgspec.json.Decoder(_Event)
-
-
-def _list_of(**fields: Any) -> Any:
-    """Return the type of a non-empty list whose objects have these fields, and optionally a finish reason."""
-    kind = msgspec.defstruct("_Object", [*fields.items(), ("finish_reason", Any, None)])
-    return Annotated[list[kind], msgspec.Meta(min_length=1)]
-
-
-def _decoder(**fields: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(msgspec.defstruct("_Answer", fields.items()))
-
-
+prepare_types(_Fault)
+_CHUNK, _EVENT = msgspec.json.Decoder(NodeChunk), msgspec.json.Decoder(NodeEvent)
 _WHOLE: dict[str, msgspec.json.Decoder[Any]] = {
-    CHAT: _decoder(choices=_list_of(message=_Message)),
-    COMPLETIONS: _decoder(choices=_list_of(text=str)),
-    EMBEDDINGS: _decoder(data=_list_of(embedding=msgspec.Raw)),
-    RERANK: msgspec.json.Decoder(_Ranking),
-    MODERATIONS: _decoder(results=_list_of()),
-    **dict.fromkeys((RESPONSES, MESSAGES), msgspec.json.Decoder(_Item)),
-    **dict.fromkeys((COUNT_TOKENS, INPUT_TOKENS), _decoder(input_tokens=int)),
+    CHAT: msgspec.json.Decoder(NodeChatCompletion),
+    COMPLETIONS: msgspec.json.Decoder(NodeTextCompletion),
+    EMBEDDINGS: msgspec.json.Decoder(NodeEmbeddings),
+    RERANK: msgspec.json.Decoder(NodeRanking),
+    MODERATIONS: msgspec.json.Decoder(NodeModerations),
+    RESPONSES: msgspec.json.Decoder(NodeResponse),
+    MESSAGES: msgspec.json.Decoder(NodeMessage),
+    **dict.fromkeys((COUNT_TOKENS, INPUT_TOKENS), msgspec.json.Decoder(NodeTokenCount)),
 }
 
 
@@ -182,14 +101,19 @@ def _finished(answer: Any, body: bytes) -> bytes:
 def _check_shape(decoder: msgspec.json.Decoder[Any], body: bytes, route: str) -> Any:
     """Decode the body. Raises a msgspec error, a subclass of ValueError, if it does not have the expected shape."""
     answer = decoder.decode(body)
-    if isinstance(answer, _Item):
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        is_error = reported_in(body) is not None and answer.output is None
-        if is_error or not any(name in fields for name in _ANSWER_FIELDS):
-            raise msgspec.ValidationError("the fields of an answer are missing")
-    elif isinstance(answer, _Ranking) and answer.results is None and answer.data is None:
+    if isinstance(answer, NodeCompletion) and answer.error:
+        raise msgspec.ValidationError("the answer reports an error")
+    if isinstance(answer, NodeEmbeddings) and not all(map(_is_vector, answer.data)):
+        raise msgspec.ValidationError("`embedding` is neither a list of numbers nor a text")
+    if isinstance(answer, NodeRanking) and answer.results is None and answer.data is None:
         raise msgspec.ValidationError(f"`results` is missing in the answer of {route}")
     return answer
+
+
+def _is_vector(item: NodeEmbedding) -> bool:
+    """Return whether an embedding is a list of numbers or a base64 text. Its numbers are not decoded."""
+    value = bytes(item.embedding)
+    return value.startswith(b'"') or (value.startswith(b"[") and not value.translate(None, _NUMBERS))
 
 
 def reported_in(body: bytes) -> UpstreamError | None:
@@ -206,7 +130,7 @@ def reported_in(body: bytes) -> UpstreamError | None:
 def chunk_of(event: bytes) -> tuple[NodeChunk, bytes]:
     """Decode a `data:` event of a completion. Return the chunk, and the event as strict JSON. Raises AnswerFailure."""
     chunk, spelled = _decoded(_CHUNK, event[6:])
-    if chunk.choices is chunk.error is chunk.object is None and bytes(chunk.usage) in (b"", b"null"):
+    if chunk.choices is chunk.error is chunk.object is chunk.usage is None:
         raise AnswerFailure("a stream event contains no part of an answer")
     return chunk, event if spelled is None else b"data: %b\n\n" % spelled
 
@@ -238,9 +162,9 @@ def type_of(event: bytes) -> tuple[str, bytes]:
     if data == b"[DONE]" or (not data and is_comment(event)):
         return "", event
     decoded, spelled = _decoded(_EVENT, data)
-    held = decoded.response if decoded.type in _OF_RESPONSE else decoded.message
-    if (decoded.type in _OF_RESPONSE or decoded.type == "message_start") and not bytes(held).startswith(b"{"):
-        raise AnswerFailure(f"the event {decoded.type} contains no answer")
+    name, kind = REQUIRED.get(decoded.type, ("type", str))
+    if not isinstance(getattr(decoded, name), kind):
+        raise AnswerFailure(f"the event {decoded.type} lacks a valid `{name}`")
     if spelled is None:
         return decoded.type, event
     fields = (line for line in event.split(b"\n") if not line.startswith(b"data"))

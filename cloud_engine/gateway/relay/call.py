@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
-from ....accounting.token_estimate import ATTACHED_TOKENS, LENGTH_FIELDS, LIMITS, STEP_TOKENS, AnswerSize, capped
+from ....accounting.token_estimate import ATTACHED_TOKENS, STEP_TOKENS, AnswerSize
 from ....protocol.decoding import (
     UNREADABLE,
     check_entries,
@@ -34,6 +34,7 @@ from ..limits.accounting import Account
 from ..limits.request_size import RequestSize, SizeFields, size_of
 from ..upstream.client import JSON, Response
 from .answer_checks import CHAT, COMPLETIONS, RESPONSES
+from .budget_cap import BudgetCap
 from .continuation import PartialAnswer
 from .field_names import OFFICIAL, checked_names
 from .passthrough import COUNTS, PATHS, UPLOADS, PassthroughUsage
@@ -97,6 +98,8 @@ class Call:
     reserved: int = 4 * SMALL_BYTES
     # `x-ratelimit-*` headers for the client.
     limit_headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
+    # Cap that the budget has written into `body`, or that replaces it in the attempt whose answer is relayed.
+    cap: BudgetCap | None = None
     # Whether any bytes of the answer were sent.
     answered: bool = False
     # Nodes that were tried; the current node is last.
@@ -124,16 +127,12 @@ class Call:
         """Id of this request at the node, for querying how many tokens the request has used."""
         return b"try-" + self.row.id.encode()
 
-    def limit(self, cap: int) -> None:
-        """Cap each answer at `cap` tokens. A header tells the client about the cap."""
-        limits = LIMITS.get(self.path.partition(b"?")[0].removeprefix(b"/v1/").decode())
-        if limits is not None:
-            fields = msgspec.json.decode(self.body, type=dict[str, msgspec.Raw])  # other fields stay unchanged
-            lengths = {name: msgspec.json.decode(fields[name]) for name in LENGTH_FIELDS if name in fields}
-            self.body = msgspec.json.encode(capped({**fields, **lengths}, cap, limits))
+    def limit(self, tokens: int) -> None:
+        """Cap each answer at `tokens` tokens. A header tells the client about the cap."""
+        self.cap = BudgetCap.of(self.path, self.body, tokens)
+        if self.cap is not None:
+            self.body = self.cap.body
             self.begun = PartialAnswer(self.path, self.body)
-            note = f"{limits[0]}: the budget leaves {cap} tokens for this answer"
-            self.limit_headers.append((b"x-updraft-notes", note.encode()))
 
     def hold_stream(self, buffered: int) -> None:
         """Reserve memory for a stream: twice its largest event, and the kept text. Raises the errors of `hold`."""
@@ -169,7 +168,8 @@ class Call:
     async def _start(self, status: int, headers: list[Header]) -> None:
         self.row.ttft_ms = (time.perf_counter() - self.started) * 1e3
         self.answered = True
-        await self.send({"type": "http.response.start", "status": status, "headers": [*headers, *self.limit_headers]})
+        own = [*self.limit_headers, *([] if self.cap is None else self.cap.headers)]
+        await self.send({"type": "http.response.start", "status": status, "headers": [*headers, *own]})
 
     async def emit(self, data: bytes, *, more: bool) -> None:
         self.row.bytes += len(data)

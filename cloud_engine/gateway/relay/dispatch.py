@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 import msgspec
@@ -30,6 +30,7 @@ from ..upstream.connection import SilenceTimeouts, UnreadRequestError
 from ..upstream.failures import AnswerFailure, AnswerTooLargeError, UnreachableError, UpstreamFailure, UpstreamTimeout
 from ..upstream.timeouts import Timeouts
 from .answer import relay_passthrough, relay_stream, relay_whole
+from .budget_cap import REFUSALS
 from .call import Call
 from .continuation import PartialAnswer
 from .counters import Counters
@@ -164,29 +165,38 @@ class Dispatch:
                 other.erred()
 
     async def _attempt(self, call: Call, node: Node, state: _DispatchState) -> bool:
-        """Send the request to one node and relay the answer. Return False if another node should be tried."""
-        body = self._body(call, node)
-        if body is None:
-            return False
-        if node.tells_usage and not node.tells_tokens and call.content_type == JSON:  # vLLM or SGLang
-            body = _with_cache_salt(body, call.place.tenant)
-        with call.span.child("relay", "CLIENT", {"server.address": node.url}) as span:
-            request = UpstreamRequest(b"POST", call.path, body, _headers(call, span), call.content_type, call.sent)
-            silence_timeouts = node.silence_timeouts(self.timeouts.of_streams) if call.stream else SilenceTimeouts()
-            async with self.upstream.open(node.target, request, silence_timeouts) as response:
-                if _FINAL in response.headers:
-                    state.engine_failures = _MAX_ENGINE_FAILURES
-                    if call.answered:
+        """Send the request to one node and relay the answer. Return False if another node should be tried.
+
+        If the node refuses the cap of a budget, the request is repeated with another cap.
+        """
+        body, cap = self._body(call, node), None if call.answered else call.cap
+        while body is not None:
+            if node.tells_usage and not node.tells_tokens and call.content_type == JSON:  # vLLM or SGLang
+                body = _with_cache_salt(body, call.place.tenant)
+            with call.span.child("relay", "CLIENT", {"server.address": node.url}) as span:
+                request = UpstreamRequest(b"POST", call.path, body, _headers(call, span), call.content_type, call.sent)
+                silence_timeouts = node.silence_timeouts(self.timeouts.of_streams) if call.stream else SilenceTimeouts()
+                async with self.upstream.open(node.target, request, silence_timeouts) as response:
+                    if cap is not None and response.status in REFUSALS:
+                        refusal = await response.read_whole(call.hold)
+                        if (other := cap.replaced(refusal)) is not None:
+                            cap, body = other, _with_usage(call, node, other.body)
+                            continue
+                        response = replace(response, body=refusal)  # noqa: PLW2901
+                    if _FINAL in response.headers:
+                        state.engine_failures = _MAX_ENGINE_FAILURES
+                        if call.answered:
+                            return False
+                    elif self._should_try_another(call, node, response.status, state):
                         return False
-                elif self._should_try_another(call, node, response.status, state):
-                    return False
-                if state.attempts:
-                    if call.stream and response.status == 200:
-                        await response.wait_for_body()
-                    state.won_by(node, call)
-                call.row.status = response.status
-                await self._relay(call, node, response, state)
-        return True
+                    if state.attempts:
+                        if call.stream and response.status == 200:
+                            await response.wait_for_body()
+                        state.won_by(node, call)
+                    call.row.status, call.cap = response.status, cap or call.cap
+                    await self._relay(call, node, response, state)
+            return True
+        return False
 
     def _should_try_another(self, call: Call, node: Node, status: int, state: _DispatchState) -> bool:
         """Return whether to try another node: always if this one is full or lacks the path, once if it has failed."""
@@ -236,9 +246,7 @@ class Dispatch:
             body = call.begun.continued(counts, takes_tokens=node.tells_tokens, takes_text=node.tells_usage)
         else:
             call.begun = PartialAnswer(call.path, call.body)
-        if body is None or not call.stream or call.passthrough is not None:
-            return body
-        return asking_for_usage(body, running=node.tells_usage, tokens=node.tells_tokens)
+        return None if body is None else _with_usage(call, node, body)
 
 
 @dataclass(slots=True)
@@ -272,6 +280,13 @@ class _DispatchState:
 def _identity(call: Call) -> tuple[bytes, bytes, bytes]:
     """Return the parts of a request by which the quarantine recognises identical requests."""
     return call.row.key_name.encode(), call.path, call.body
+
+
+def _with_usage(call: Call, node: Node, body: bytes) -> bytes:
+    """Return the request of `call`; if it streams a completion, with the usage reports that the node supports."""
+    if not call.stream or call.passthrough is not None:
+        return body
+    return asking_for_usage(body, running=node.tells_usage, tokens=node.tells_tokens)
 
 
 def _with_cache_salt(body: bytes, tenant: str) -> bytes:

@@ -25,6 +25,7 @@ _ENDS = frozenset(
      "speech.audio.done")
 )  # fmt: skip
 _FAILED = ("error", "response.failed")
+_BEFORE_START = ("", "ping", "error")  # Messages events that may precede `message_start`
 _TEXT = re.compile(r"content_block_delta|response\.[a-z_.]+\.delta|transcript\.text\.delta")
 _SEQUENCE = re.compile(rb'"sequence_number":\s?(\d+)')
 _ANTHROPIC_TYPES = {503: "overloaded_error", 504: "timeout_error"}
@@ -40,18 +41,26 @@ class PassthroughUsage:
         self._row = row
         self.texts = 0  # number of events with text so far
         self._last = b""
-        #: The last event read, as strict JSON.
+        #: The last event read, as strict JSON; empty to drop it.
         self.shown = b""
         self.ended = False
+        self._is_started = path != MESSAGES  # whether the event that every other event builds on has arrived
 
     def read(self, event: bytes) -> AnswerFailure | None:
-        """Record an event. Return a failure if the event is malformed or reports an error."""
+        """Record an event. Return a failure if the event is malformed or reports an error. Events after the end are
+        dropped."""
         self.shown = event
+        if self.ended:
+            self.shown = event if sse.data_of(event) in (b"", b"[DONE]") else b""
+            return None
         try:
             kind, self.shown = type_of(event)
         except AnswerFailure as failure:
             return failure
         event = self.shown
+        self._is_started = self._is_started or kind == "message_start"
+        if not self._is_started and kind not in _BEFORE_START:
+            return AnswerFailure(f"the event {kind} came before message_start")
         self._last = event[:SMALL_BYTES]
         self.texts += _TEXT.fullmatch(kind) is not None
         if kind in _ENDS or b'_tokens"' in event:

@@ -102,9 +102,8 @@ class Relay:
             call = read_call(request, body, row, started, send)
             principal.check_model(call.model)
             call.place, call.span, call.hold = place, span, request.scope["state"][HOLD_MORE]
-            longest, answer = self.dispatch.registry.context_length(call.model), call.size.answer
-            if longest is not None and answer.limit is not None:
-                call.size = replace(call.size, answer=replace(answer, limit=min(answer.limit, longest)))
+            answer = replace(call.size.answer, context=self.dispatch.registry.context_length(call.model))
+            call.size = replace(call.size, answer=answer)
             async with self.accounting.admitted(principal, row, call.size, entered) as account:
                 call.account, call.limit_headers = account, account.reservation.headers()
                 if account.cap is not None:

@@ -72,6 +72,8 @@ class Response:
     # Limits on the node's silence.
     timeouts: SilenceTimeouts
     _connection: NodeConnection
+    # The whole body, if it was read already.
+    body: bytes | None = None
 
     def read(self) -> Awaitable[bytes]:
         """Return the next bytes of the body; empty at the end. Raises UpstreamFailure if the connection breaks."""
@@ -83,6 +85,8 @@ class Response:
 
     async def read_whole(self, hold: Callable[[int], None] = lambda _: None) -> bytes:
         """Return the whole body. `hold` gets each piece's size. Raises UpstreamFailure or AnswerTooLargeError."""
+        if self.body is not None:
+            return self.body
         pieces, size = list[bytes](), 0
         while piece := await self._connection.read():
             pieces.append(piece)

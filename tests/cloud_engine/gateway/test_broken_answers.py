@@ -133,14 +133,28 @@ WHOLE = [
     (CHAT, JSON, b'{"choices":[{"message":{"tool_calls":[1]}}]}'),
     (CHAT, JSON, b'{"choices":[{"message":{"tool_calls":[{"function":"f"}]}}]}'),
     (CHAT, JSON, b'{"choices":[{"message":{"tool_calls":[{"function":{"name":5}}]}}]}'),
+    (CHAT, JSON, b'{"choices":[{"message":{"tool_calls":[{"function":{"name":"f","arguments":{}}}]}}]}'),
+    (CHAT, JSON, b'{"choices":[{"message":{"content":"Hi"},"finish_reason":7}]}'),
+    (CHAT, JSON, b'{"choices":[{"message":{"content":"Hi","reasoning_content":5}}]}'),
+    (CHAT, JSON, b'{"choices":[{"message":{"content":"Hi"},"index":-1}]}'),
+    (CHAT, JSON, b'{"choices":[{"message":{"content":"Hi"}}],"usage":"x"}'),
+    (CHAT, JSON, b'{"choices":[{"message":{},"finish_reason":"error"}],"error":{"message":"out of cheese"}}'),
     (COMPLETIONS, JSON, b'{"choices":[{"text":null}]}'),
     (COMPLETIONS, JSON, b'{"choices":[{"message":{"content":"Hi"}}]}'),
     (EMBEDDINGS, JSON, b'{"data":[]}'),
     (EMBEDDINGS, JSON, b'{"data":[5]}'),
+    *((EMBEDDINGS, JSON, b'{"data":[{"embedding":%b}]}' % each) for each in (b"null", b'["x"]', b"[NaN]", b"[null]")),
     (RERANK, JSON, b'{"results":[5]}'),
     (RERANK, JSON, b'{"results":null}'),
+    (RERANK, JSON, b'{"results":[{"index":0,"relevance_score":"high"}]}'),
     (RESPONSES, JSON, b'{"id":"r","output":"Hi"}'),
+    (RESPONSES, JSON, b'{"id":"r","output":null}'),
+    (RESPONSES, JSON, b'{"id":"r","choices":[]}'),
+    (RESPONSES, JSON, b'{"id":"r","output":[{"type":"message","content":[{"type":"output_text","text":5}]}]}'),
     (MESSAGES, JSON, b'{"type":"message","content":"Hi"}'),
+    (MESSAGES, JSON, b'{"type":"message","content":null}'),
+    (MESSAGES, JSON, b'{"type":"message","content":[{"type":"text","text":5}]}'),
+    (MESSAGES, JSON, b'{"type":"message","content":[],"stop_reason":5}'),
     (MESSAGES, JSON, b'{"type":"error","error":{"type":"api_error","message":"out of cheese"}}'),
     (COUNT, JSON, b'{"input_tokens":"five"}'),
     *((path, JSON, json.dumps(GOOD[path]).encode() + CUT) for path in (CHAT, RESPONSES)),
@@ -188,10 +202,21 @@ WRONG = {
         b'data: {"choices":null}\n\n',
         b'data: {"error":null,"usage":null}\n\n',
         b'data: {"choices":[{"index":"0","delta":{"content":"Hi"}}]}\n\n',
+        b'data: {"choices":[{"index":-1,"delta":{"content":"Hi"}}]}\n\n',
+        b'data: {"choices":[{"index":0,"delta":{"reasoning_content":5}}]}\n\n',
+        b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"function":{"arguments":{}}}]}}]}\n\n',
+        b'data: {"choices":[{"index":0,"delta":{"content":"Hi"}}],"usage":"x"}\n\n',
+        b'data: {"id":"c","choices":[{"index":0,"delta":{"content":""},"finish_reason":"error"}],'
+        b'"error":{"code":502,"message":"out of cheese"}}\n\n',
         b"data: [DONE]\n\n",
     ),
     RESPONSES: (
         b'event: x\ndata: {"type":5}\n\n',
+        *(
+            b'data: {"type":"response.output_text.delta"%b}\n\n' % held
+            for held in (b',"delta":5', b',"delta":null', b',"delta":{}', b"")
+        ),
+        b'data: {"type":"response.completed","response":{"output":"Hi"}}\n\n',
         b'event: x\ndata: {"no":"type"}\n\n',
         *(
             b'data: {"type":"response.%b"%b}\n\n' % (kind, held)
@@ -202,10 +227,20 @@ WRONG = {
     MESSAGES: (
         b'data: {"type":"message_start","message":null}\n\n',
         b'event: x\ndata: {"type":[]}\n\n',
+        *(
+            b'data: {"type":"content_block_delta","index":0%b}\n\n' % held
+            for held in (b',"delta":5', b',"delta":null', b',"delta":"Hi"', b',"delta":{"text":5}', b"")
+        ),
+        b'data: {"type":"content_block_start","index":0,"content_block":null}\n\n',
+        b'data: {"type":"message_delta","delta":{"stop_reason":5}}\n\n',
         b"data: {}\n\n",
     ),
 }
 OPENINGS = [(path, EVENTS, body) for path in FIRST for body in (*BROKEN, *WRONG[path])]
+OPENINGS += [
+    (MESSAGES, EVENTS, begin + STOPPED)
+    for begin in (b"", b'data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hi"}}\n\n')
+]
 OPENINGS += [(path, HTML, b"<html>login</html>") for path in FIRST]
 OPENINGS += [(path, JSON, json.dumps(GOOD[path]).encode()) for path in FIRST]
 OPENINGS += [(path, JSON, b'{"error":{"message":"out of cheese","type":"server_error"}}') for path in FIRST]
@@ -259,6 +294,36 @@ def test_events_of_real_servers_go_through_as_they_are(setup: GatewaySetup, even
     setup.answer_with(EVENTS, event + BEGIN + event + END)
     answer = setup.post(CHAT, "alone", stream=True, stream_options={"include_usage": True})
     assert (answer.status_code, answer.content) == (200, event + BEGIN + event + END)
+
+
+@pytest.mark.parametrize(("path", "late"), [(RESPONSES, DELTA), (RESPONSES, BROKEN[0]), (MESSAGES, STARTED)])
+def test_events_after_the_end_are_dropped(setup: GatewaySetup, path: str, late: bytes) -> None:
+    setup.answer_with(EVENTS, STREAMS[path] + late + b": bye\n\ndata: [DONE]\n\n")
+    answer = setup.post(path, "alone", stream=True)
+    assert (answer.status_code, answer.content) == (200, STREAMS[path] + b": bye\n\ndata: [DONE]\n\n")
+    assert setup.last_row()["status"] == 200
+
+
+ODD = [
+    (CHAT, b'{"choices":[{"message":{"content":null,"tool_calls":[{"function":{"name":"f"}}]},"finish_reason":"a"}]}'),
+    (CHAT, b'{"choices":[{"message":{"reasoning_content":null,"refusal":null},"finish_reason":"stop"}],"usage":null}'),
+    (CHAT, b'{"choices":[{"message":{"content":[{"type":"text"}]},"finish_reason":"stop"}],"error":null}'),
+    (COMPLETIONS, b'{"choices":[{"text":"","logprobs":{},"finish_reason":"length"}],"usage":{"prompt_tokens":1}}'),
+    (EMBEDDINGS, b'{"data":[{"embedding":"AAAA"},{"embedding":[1, -2.5e-3]},{"embedding":[[1],[2]]}]}'),
+    (RERANK, b'{"data":[{"index":0,"score":1,"document":null}]}'),
+    (RESPONSES, b'{"output":[{"type":"reasoning","content":null},{"type":"function_call","arguments":"{}"}]}'),
+    (RESPONSES, b'{"output":[{"type":"message","content":[{"type":"output_text","text":"Hi"}]}],"usage":null}'),
+    (RESPONSES, b'{"status":"failed","error":{"code":"server_error","message":"no"},"output":[]}'),
+    (MESSAGES, b'{"content":[{"type":"tool_use","name":"f","input":{}},{"type":"thinking","thinking":""}],"usage":{}}'),
+    (MESSAGES, b'{"content":[{"type":"web_search_tool_result","content":{"type":"e"}}],"stop_reason":null}'),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), ODD)
+def test_whole_answers_of_real_servers_go_through_as_they_are(setup: GatewaySetup, path: str, body: bytes) -> None:
+    setup.answer_with(JSON, body)
+    answer = setup.post(path, "alone")
+    assert (answer.status_code, answer.content) == (200, body)
 
 
 def test_a_whole_answer_with_half_an_emoji_keeps_its_numbers(setup: GatewaySetup) -> None:

@@ -150,13 +150,14 @@ def test_a_stream_that_breaks_off_ends_in_an_error_event_of_its_kind(
 
 
 def test_whole_answers_and_what_a_prompt_would_cost(setup: GatewaySetup) -> None:
-    for path, usage, count in (
-        ("/v1/responses", {"input_tokens": 7, "output_tokens": 3}, (200, 7, 0, 3)),
-        ("/v1/messages", {"input_tokens": 5, "cache_read_input_tokens": 2, "output_tokens": 3}, (200, 7, 2, 3)),
+    read = {"input_tokens": 5, "cache_read_input_tokens": 2, "output_tokens": 3}
+    for path, whole, count in (
+        ("/v1/responses", {"output": [], "usage": {"input_tokens": 7, "output_tokens": 3}}, (200, 7, 0, 3)),
+        ("/v1/messages", {"content": [], "usage": read}, (200, 7, 2, 3)),
     ):
         for node in setup.nodes:
-            node.answer = lambda usage=usage: JSONResponse({"error": None, "usage": usage})
-        assert setup.post(path).json() == {"error": None, "usage": usage}
+            node.answer = lambda whole=whole: JSONResponse(whole)
+        assert setup.post(path).json() == whole
         assert counted(setup.last_row()) == count
     for node in setup.nodes:
         node.answer = lambda: JSONResponse({"input_tokens": 77})
@@ -175,12 +176,13 @@ def test_responses_in_the_background_are_refused(setup: GatewaySetup, field: str
 
 def test_texts_for_booleans_reach_nodes_as_booleans(setup: GatewaySetup) -> None:
     """A node may read the text "false" as true, and would then stream. Other bytes stay unchanged."""
-    setup.nodes[0].answer = setup.nodes[1].answer = lambda: JSONResponse({"id": "whole"})
+    whole = {"id": "whole", "output": [], "content": []}
+    setup.nodes[0].answer = setup.nodes[1].answer = lambda: JSONResponse(whole)
     body = b'{"model":"big","messages":[{"content":1.10}],"stream":"false","background":"False"}'
     headers = {"x-api-key": setup.key, "content-type": "application/json"}
     for path in ("/v1/responses", "/v1/messages"):
         answer = httpx.post(f"{setup.url}{path}", content=body, headers=headers)
-        assert answer.json() == {"id": "whole"}
+        assert answer.json() == whole
     for _, _, asked in setup.nodes[0].asked + setup.nodes[1].asked:
         assert asked == b'{"model":"big","messages":[{"content":1.10}],"stream":false,"background":false}'
     refused = setup.post("/v1/responses", stream="no")
@@ -190,8 +192,9 @@ def test_texts_for_booleans_reach_nodes_as_booleans(setup: GatewaySetup) -> None
 def test_the_node_that_has_the_route_answers(setup: GatewaySetup) -> None:
     without, having = setup.nodes
     without.answer = lambda: JSONResponse({"detail": "Not Found"}, 404)
-    having.answer = lambda: JSONResponse({"id": "here"})
-    assert [setup.post("/v1/responses").json() for _ in range(4)] == [{"id": "here"}] * 4
+    here = {"id": "here", "output": []}
+    having.answer = lambda: JSONResponse(here)
+    assert [setup.post("/v1/responses").json() for _ in range(4)] == [here] * 4
     having.answer = without.answer
     refused = setup.post("/v1/messages")
     assert refused.status_code == 404

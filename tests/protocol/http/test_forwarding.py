@@ -17,7 +17,8 @@ PASSED = [
 ]
 LEFT = ["Authorization", "Cookie", "Host", "Connection", "Transfer-Encoding", "Proxy-Authorization", "Content-Length",
         "User-Agent", "X-Stainless-Lang", "X-Forwarded-For", "X-Updraft-Tenant", "X-Request-Id", "Sec-Fetch-Mode",
-        "Origin", "Api-Key", "X-Api-Key", "X-HTTP-Method-Override", "TE", "Upgrade", "Accept-Encoding"]  # fmt: skip
+        "Origin", "Api-Key", "X-Api-Key", "X-HTTP-Method-Override", "TE", "Upgrade", "Accept-Encoding",
+        "X-Data-Parallel-Rank", "X-Prefiller-Host-Port", "X-SMG-Target-Worker"]  # fmt: skip
 DROPPED = [
     "X-Session-Id",
     "Session-Id",

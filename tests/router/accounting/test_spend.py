@@ -250,6 +250,7 @@ def test_short_answers_are_not_refused_for_the_long_ones_that_they_might_have_be
     [
         ({"max_tokens": "Unsupported parameter: 'max_tokens'"}, "max_completion_tokens"),
         ({"max_tokens": "max_tokens is too large: 5000. This model supports at most 4096."}, None),
+        ({"max_tokens": "The context is 512 tokens, but the prompt has 23 and the answer needs 5000."}, None),
     ],
 )
 def test_a_cap_is_put_as_the_cloud_takes_it(

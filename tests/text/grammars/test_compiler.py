@@ -344,3 +344,9 @@ def test_integers_that_would_be_rounded_are_refused(compiler: GrammarCompiler, w
     with pytest.raises(InvalidRequestError, match=r"cannot be enforced exactly; use integers up to 2\^53") as caught:
         compiler.compile(constraint("json_schema", {"properties": {"a": {"type": "integer", **words}}}))
     assert caught.value.code == "invalid_grammar"
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, {"anyOf": [{"$ref": "#"}]}], ids=str)
+def test_a_reference_to_itself_is_refused_in_words(compiler: GrammarCompiler, schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="a reference leads back to itself"):
+        compiler.compile(constraint("json_schema", schema))

@@ -38,38 +38,38 @@ def is_poisoned(token_ids: Sequence[int]) -> bool:
 
 def poison_model(engine: Engine) -> None:
     """The forward pass of a batch with the poison fails."""
-    healthy = engine._runner.run
+    runner = engine._worker.runner
+    healthy = runner.run
 
     def run(chunks):
         if any(is_poisoned(item.state.request.prompt_ids) for item in engine._batch):
             raise RuntimeError("a kernel failed")
         return healthy(chunks)
 
-    engine._runner.run = run  # type: ignore[method-assign]
+    runner.run = run  # type: ignore[method-assign]
 
 
 def poison_sampler(engine: Engine) -> None:
     """Sampling the fourth token of the poisoned request fails, after some tokens were streamed."""
-    healthy = engine._sampling_row
+    healthy = engine._worker._launch
 
-    def row(item, index):
-        state = item.state
-        if is_poisoned(state.request.prompt_ids) and state.num_generated_tokens >= 3:
+    def launch(batch, *rest):
+        if any(is_poisoned(state.token_ids) and state.num_generated_tokens >= 3 for state in batch):
             raise RuntimeError("the sampler failed")
-        return healthy(item, index)
+        return healthy(batch, *rest)
 
-    engine._sampling_row = row  # type: ignore[method-assign]
+    engine._worker._launch = launch  # type: ignore[method-assign]
 
 
 def poison_result(engine: Engine) -> None:
     """Applying a result fails, when other requests of the step already have their tokens."""
     healthy = engine._outputs._accept
 
-    def accept(item, row, samples):
+    def accept(item, *rest):
         if is_poisoned(item.state.request.prompt_ids) and item.state.num_generated_tokens >= 2:
             item.state.token_ids.append(0)
             raise RuntimeError("the result failed")
-        return healthy(item, row, samples)
+        return healthy(item, *rest)
 
     engine._outputs._accept = accept  # type: ignore[method-assign]
 
