@@ -54,7 +54,8 @@ def poison_sampler(engine: Engine) -> None:
     healthy = engine._worker._launch
 
     def launch(batch, *rest):
-        if any(is_poisoned(state.token_ids) and state.num_generated_tokens >= 3 for state in batch):
+        prompts = [state.token_ids[: -state.num_generated_tokens] for state in batch if state.num_generated_tokens >= 3]
+        if any(map(is_poisoned, prompts)):
             raise RuntimeError("the sampler failed")
         return healthy(batch, *rest)
 

@@ -71,7 +71,8 @@ def test_stream_cost_is_booked_before_the_end_is_sent(tmp_path: Path) -> None:
 
 def test_so_is_an_answer_of_another_api_and_a_whole_one(tmp_path: Path) -> None:
     done = {"type": "response.completed", "response": {"usage": {"input_tokens": 7, "output_tokens": 2}}}
-    events = [b'data: {"type":"response.output_text.delta"}\n\n', b"data: %b\n\n" % json.dumps(done).encode()]
+    said = {"type": "response.output_text.delta", "delta": "x"}
+    events = [b"data: %b\n\n" % json.dumps(event).encode() for event in (said, done)]
 
     async def stream(call: Call) -> None:
         passthrough = PassthroughUsage("/v1/responses", call.row)
