@@ -56,6 +56,11 @@ class TokenDemand:
     # Whether the request or the price table states the maximum. A stated maximum is granted if it fits.
     is_known: bool = False
 
+    @property
+    def likely(self) -> int:
+        """Tokens to charge without a reservation if the answer is lost: the stated maximum, or else the minimum."""
+        return self.most if self.is_known else self.least
+
     def granted(self, available: float, *, alone: bool) -> int | None:
         """Return the tokens to reserve out of `available`, or None if the request does not fit.
 

@@ -261,12 +261,12 @@ class RequestRecord:
         self.cloud_calls[-1].counted = usage or ReportedUsage()
 
     def keep_interrupted_row(self) -> None:
-        """Keep a row to commit if the process is killed now, with the current cloud call charged as reserved. Without
-        a budget, its charge is the longest answer."""
+        """Keep a row to commit if the process is killed now, with the current cloud call charged as reserved, or as
+        estimated without a budget."""
         if self.keep is None:
             return
         *ended, call = self.cloud_calls
-        tokens = call.demand.wanted.most
+        tokens = call.demand.wanted.likely
         if self.reserved is not None:
             earlier = sum((each.charge(self.prices).cloud_tokens for each in ended), call.demand.fixed.cloud_tokens)
             tokens = self.reserved.charge.cloud_tokens - earlier

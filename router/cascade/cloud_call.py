@@ -169,7 +169,7 @@ async def _reserve(attempt: CloudAttempt) -> None:
     """
     call, record, budget = attempt.call, attempt.record, attempt.state.budget
     wanted = call.demand.wanted
-    tokens = wanted.most
+    tokens = wanted.likely
     while budget is not None:
         seen = budget.in_flight.settlements
         try:
@@ -182,7 +182,7 @@ async def _reserve(attempt: CloudAttempt) -> None:
             break
     # MeteredStream raises a stream's charge as text arrives
     call.unreported_tokens = min(tokens, wanted.least) if attempt.body.get("stream") is True else tokens
-    if tokens < wanted.most and attempt.path in LIMITS:
+    if budget is not None and tokens < wanted.most and attempt.path in LIMITS:
         attempt.limit(tokens)
 
 
@@ -205,7 +205,7 @@ class MeteredStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
         self._record = record
         self._call = record.cloud_calls[-1]
         held = record.reserved
-        self._answer = StreamTokenEstimate(self._call.demand.wanted.most if held is None else held.tokens)
+        self._answer = StreamTokenEstimate(self._call.demand.wanted.likely if held is None else held.tokens)
         self._indices: dict[int, None] = {}
         self._ended = False
 

@@ -225,7 +225,7 @@ os.kill(os.getpid(), 9)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("budget", [False, True])
 def test_killed_request_in_flight_leaves_a_row(cloud: FakeCloud, tmp_path: Path, *, stream: bool, budget: bool) -> None:
-    """The row charges what the budget has reserved or, without a budget, the longest answer."""
+    """The row charges what the budget has reserved or, without a budget, the caller's limit."""
     cloud.mode = "slow"
     lines = ["[prices]", "cloud_input = 1.0", "cloud_output = 2.0", *(["[budget]", "usd = 1.0"] if budget else [])]
     (tmp_path / "config.toml").write_text("\n".join(lines))

@@ -359,6 +359,25 @@ def test_the_row_of_an_answer_without_usage_is_what_its_budget_was_charged(
         run(test(cloud))
 
 
+def test_a_lost_answer_without_a_limit_costs_little_without_a_budget(spending: Callable[..., Any]) -> None:
+    """A budget would reserve and charge 131,072 tokens for it."""
+
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud, BudgetLimits(), cloud_timeout_s=0.5) as b:
+            await b.handle(WireRequest("POST", "/v1/chat/completions", {}, json.dumps(body).encode()))
+            (row,) = await asyncio.to_thread(b.rows)
+        assert (row.cloud_tokens, row.status) == (1_024, 504)
+
+    def slow_length(body: dict[str, Any]) -> int:
+        cloud.stopped.wait(3.0)
+        return 5
+
+    body = {"model": "big", "messages": [{"role": "user", "content": "hi"}]}
+    with long_cloud(reports=False) as cloud:
+        cloud.length = slow_length  # type: ignore[method-assign]
+        run(test(cloud))
+
+
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 @pytest.mark.parametrize("kind", ["whole", "stream", "cut stream", "closed stream", "timeout", "cancelled"])
 def test_calls_without_usage_cost_the_same_with_and_without_a_budget(
