@@ -24,12 +24,13 @@ from .execution.prompt_logprobs import score_prompts
 from .execution.sampler import sample_on_device
 from .execution.served_model import DraftWeights, ServedModel
 from .execution.step_result import LaunchedStep, StepResult
-from .execution.warm_up import make_ready
+from .execution.warm_up import make_ready, step_profile
 from .kv.kv_cache_manager import KVCacheManager
 from .kv.sizing import KVCacheSize
 from .output.output_processor import OutputProcessor, cut_drafts
 from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
+from .speculation.cost_table import CostTable
 from .speculation.draft_model import DraftModel
 from .speculation.drafter import Drafter, NgramDrafter
 from .speculation.speculator import Speculator
@@ -87,7 +88,8 @@ class Engine:
             vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
             check_same_vocabulary(self._vocab_size, draft.weights.config.vocab_size, vocabulary, draft.vocabulary)
             own.append(DraftModel(draft.weights, model.config, sizes, config))
-        self._speculator = Speculator([*own, *drafters], config)
+        costs = CostTable(step_profile(self._runner, config)) if config.draft_length == "adaptive" else None
+        self._speculator = Speculator([*own, *drafters], config, costs)
         self._counters = EngineStats()
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         # Requests with a reserved place in the queue, and their arrival time, in `time.monotonic` seconds.
@@ -210,10 +212,7 @@ class Engine:
     def _take_over(self, batch: list[ScheduledRequest]) -> LaunchedStep | None:
         """Return the step that was launched ahead if it covers the scheduled `batch`, else None."""
         ahead, self._ahead = self._ahead, None
-        launched = None if ahead is None or not batch else ahead.of(batch)
-        if launched is not None:
-            self._speculator.propose([], self._sampling_row)  # no drafts: only resets the drafting statistics
-        return launched
+        return None if ahead is None or not batch else ahead.of(batch)
 
     def reset(self) -> list[str]:
         """Drop all requests and the KV cache, and return the ids of the dropped requests.

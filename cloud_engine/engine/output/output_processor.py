@@ -124,7 +124,6 @@ class OutputProcessor:
         state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, state.num_computed_tokens)
         state.token_ids.extend(new)
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
-        self._speculator.settle(state.prediction)
         num_top = state.request.params.logprobs
         logprobs = () if num_top is None or not new else samples.logprobs(range(row, row + len(new)), num_top)
         self._counters.generated_tokens += len(new)
