@@ -315,7 +315,7 @@ class SimulatedNode:
 
     def __init__(self, machine: str, sequences: int) -> None:
         config = EngineConfig(max_num_seqs=sequences, max_num_batched_tokens=2048, enable_prefix_caching=False)
-        cache = KVCacheManager(4000, config.block_size)
+        cache = KVCacheManager(4000, config.block_size, enable_prefix_caching=False)
         self.truth = CostTable(MACHINES[machine].table)
         self.speculator = Speculator([], config, CostTable(MACHINES[machine].table))
         self.scheduler = Scheduler(config, cache, self.speculator)
