@@ -15,7 +15,6 @@ from ...cloud_engine.engine.config import EngineConfig
 from ...cloud_engine.engine.engine import Engine
 from ...cloud_engine.engine.kv.sizing import KVCacheSize
 from ...cloud_engine.engine.speculation.draft_model import DraftModel
-from ...cloud_engine.engine.speculation.drafter import DraftWork
 from ...cloud_engine.engine.types.request import GenerationRequest
 from ...cloud_engine.engine.types.request_state import RequestState
 from ...cloud_engine.models.decoder import Decoder
@@ -138,14 +137,13 @@ class OracleDrafter(DraftModel):
     def offer(self, state: RequestState, limit: int) -> int:
         return min(limit, len(self._answer) - state.num_generated_tokens)
 
-    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> DraftWork:
-        work = super().propose(batch, row_of)
+    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
+        super().propose(batch, row_of)
         for item in batch:
             if item.drafter == self.name:
                 start = item.num_generated_tokens
                 right = self._answer[start : start + len(item.draft_ids)]
                 item.draft_ids = [self._corrupted(token) for token in right]
-        return work
 
     def _corrupted(self, token: int) -> int:
         return token if self._random.random() < self._acceptance else (token + 1) % self._rows

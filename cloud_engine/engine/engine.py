@@ -21,6 +21,7 @@ from .output.output_processor import OutputProcessor, cut_drafts
 from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.step_record import RecordHeader, StepRecorder
+from .speculation.cost_table import CostTable
 from .speculation.draft_model import DraftModel
 from .speculation.drafter import Drafter, NgramDrafter
 from .speculation.speculator import Speculator
@@ -34,7 +35,7 @@ from .types.request_state import RequestState, ScheduledRequest
 from .worker.devices import allow_tf32, use_device
 from .worker.model_runner import Runner, graph_limits
 from .worker.served_model import DraftWeights, ServedModel
-from .worker.warm_up import make_ready
+from .worker.warm_up import make_ready, step_profile
 from .worker.worker import Worker
 
 
@@ -85,7 +86,8 @@ class Engine:
             draft_model = DraftModel(draft.weights, model.config, sizes, config)
             own.append(draft_model)
             self._runners.append(draft_model.runner)
-        self._speculator = Speculator([*own, *drafters], config)
+        costs = CostTable(step_profile(runner, config)) if config.draft_length == "adaptive" else None
+        self._speculator = Speculator([*own, *drafters], config, costs)
         self._worker = Worker(runner, self._speculator.propose)
         self._counters = EngineStats()
         self._recorder: StepRecorder | None = None

@@ -130,7 +130,6 @@ class OutputProcessor:
         state.num_computed_tokens = len(state.token_ids) + num_accepted
         state.token_ids.extend(new)
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
-        self._speculator.settle(state.prediction)
         self._counters.generated_tokens += len(new)
         stats = state.stats() if finish_reason else None
         scores = tuple(state.prompt_logprobs) if begins else ()

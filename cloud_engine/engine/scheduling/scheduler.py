@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import time
 from bisect import insort, insort_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, takewhile
 from operator import attrgetter
+from typing import Protocol
 
 from ....protocol.errors import OverloadedError
 from ..config import MAX_DRAFT_TOKENS, EngineConfig, SchedulingPolicy
@@ -22,7 +23,6 @@ from ..stats import EngineStats
 from ..step import StepPlan
 from ..types.request import GenerationRequest
 from ..types.request_state import RequestState, ScheduledRequest
-from .draft_planner import DraftPlanner
 from .plain_decodes import PlainDecodes
 from .plan_builder import PlanBuilder
 from .step_budget import StepBudget
@@ -42,6 +42,22 @@ def order_of(state: RequestState, scheduling_policy: SchedulingPolicy) -> float:
     if scheduling_policy == "shortest-prefill":
         return state.arrived + PREFILL_TOKEN_S * len(state.request.prompt_ids)
     return state.arrived
+
+
+class DraftPlanner(Protocol):
+    """The scheduler's view of the `Speculator`, which is described there."""
+
+    draft_tokens: int
+
+    def grant(
+        self,
+        decodes: Sequence[ScheduledRequest],
+        other_items: Sequence[ScheduledRequest],
+        budget: int,
+        grow: Callable[[RequestState, int], bool],
+    ) -> list[ScheduledRequest]: ...
+
+    def may_draft(self, sequences: int) -> bool: ...
 
 
 class Scheduler:

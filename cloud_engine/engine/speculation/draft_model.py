@@ -6,7 +6,6 @@ target samples at that position (see `sampler`). The draft model samples with th
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -23,8 +22,9 @@ from ..config import EngineConfig
 from ..worker.host_device_copy import HostCopy, to_device
 from ..worker.model_runner import Chunk, Runner, graph_limits
 from ..worker.sampler import sample, sample_on_device
-from ..worker.warm_up import make_ready
-from .drafter import Drafter, DraftWork
+from ..worker.warm_up import extension_s, make_ready, step_profile
+from .cost_table import DraftingCosts
+from .drafter import Drafter
 
 if TYPE_CHECKING:
     from ..kv.sizing import KVCacheSize
@@ -49,6 +49,8 @@ class DraftModel(Drafter):
         self._missing_rows = target.vocab_size - self._rows
         # `extend` cannot mask padding rows beyond the target's vocabulary.
         self._can_extend = self._missing_rows >= 0 and self._runner.can_extend
+        if config.draft_length == "adaptive":
+            self.costs = self._measured(config)
 
     @property
     def runner(self) -> Runner:
@@ -60,32 +62,37 @@ class DraftModel(Drafter):
     def lag(self, state: RequestState) -> int:
         return len(state.token_ids) - state.num_draft_computed_tokens
 
-    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> DraftWork:
+    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
         """Draft tokens for the granted requests. A draft stops before an end token, which only the target generates.
 
         The first pass also computes tokens that only the target has computed so far, such as prompts, even while the
         target is still prefilling them. If a request has too many such tokens for one pass, the draft model computes
         them over several passes, and the request gets no drafts until then."""
-        started = time.perf_counter()
         drafting, chunks = self._first_pass(batch)
         if not chunks:
-            return DraftWork()
+            return
         logits = self._run(chunks)
-        lag, first_pass_s = sum(len(chunk.token_ids) for chunk in chunks), time.perf_counter() - started
         if not drafting:
-            return DraftWork(lag, first_pass_s)
+            return
         rows = [row_of(item, 0) for item in drafting]
         if self._runner.runs_ahead and self._can_extend and all(row.is_plain for row in rows):
-            passes = 1 + self._continue_on_device(sample_on_device(logits, rows), drafting, rows)
+            self._continue_on_device(sample_on_device(logits, rows), drafting, rows)
         else:
             _take_each(drafting, sample(logits, rows))
-            passes = 1 + self._continue([item for item in drafting if _can_continue(item)], row_of)
-        return DraftWork(lag, first_pass_s, len(drafting), passes)
+            self._continue([item for item in drafting if _can_continue(item)], row_of)
 
-    def _continue_on_device(self, first: Tensor, drafting: list[SlotState], rows: list[SamplingRow]) -> int:
+    def _measured(self, config: EngineConfig) -> DraftingCosts:
+        """Measure the passes. Overwrites the KV cache."""
+        profile = step_profile(self._runner, config)
+        first_s = {size: seconds for (size, drafts), seconds in profile.items() if drafts == 0}
+        further_s = {size: extension_s(self._runner, size) for size in first_s} if self._can_extend else first_s
+        longest = max(drafts for size, drafts in profile if size == 1)
+        return DraftingCosts(first_s, further_s, max(0.0, profile[1, longest] - first_s[1]) / longest)
+
+    def _continue_on_device(self, first: Tensor, drafting: list[SlotState], rows: list[SamplingRow]) -> None:
         """Extend each draft after its first token, without reading any token before all passes are launched.
 
-        `first` (drafting,) int64 are the first tokens, sampled with `rows`. Returns the number of passes.
+        `first` (drafting,) int64 are the first tokens, sampled with `rows`.
         """
         firsts = HostCopy(first)
         longer = [at for at, item in enumerate(drafting) if item.num_drafts > 1]
@@ -99,21 +106,17 @@ class DraftModel(Drafter):
             tokens = [token, *continued.get(at, [])]
             item.num_draft_computed_tokens += len(tokens) - 1
             _take(item, tokens)
-        return spans[0].length if spans else 0
 
-    def _continue(self, drafting: list[SlotState], row_of: RowOf) -> int:
-        """Extend each draft after its first token, in one call or pass by pass. Return the number of passes."""
-        batch_passes = single_passes = 0
+    def _continue(self, drafting: list[SlotState], row_of: RowOf) -> None:
+        """Extend each draft after its first token, in one call or pass by pass."""
         if self._can_extend:
             rows = [(item, row_of(item, 1)) for item in drafting]
-            batch_passes = self._extend_at_once([(item, row) for item, row in rows if row.is_plain])
+            self._extend_at_once([(item, row) for item, row in rows if row.is_plain])
             drafting = [item for item, row in rows if not row.is_plain]
         while drafting:
             logits = self._run([self._extend(item) for item in drafting])
             _take_each(drafting, sample(logits, [row_of(item, len(item.draft_ids)) for item in drafting]))
             drafting = [item for item in drafting if _can_continue(item)]
-            single_passes += 1
-        return max(batch_passes, single_passes)
 
     def _first_pass(self, batch: Sequence[SlotState]) -> tuple[list[SlotState], list[Chunk]]:
         """Return the drafting requests, and the chunks of the first pass. Chunks of drafting requests come first."""
@@ -152,16 +155,15 @@ class DraftModel(Drafter):
         item.num_draft_computed_tokens = position + 1
         return self._chunk(item.draft_ids[-1:], position, item, 1)
 
-    def _extend_at_once(self, drafting: list[tuple[SlotState, SamplingRow]]) -> int:
+    def _extend_at_once(self, drafting: list[tuple[SlotState, SamplingRow]]) -> None:
         if not drafting:
-            return 0
+            return
         drafting.sort(key=lambda pair: pair[0].num_drafts, reverse=True)
         first = self._known([item.draft_ids[0] for item, _ in drafting])
         spans, rows = [self._rest(item) for item, _ in drafting], [row for _, row in drafting]
         for (item, _), tokens in zip(drafting, self._runner.extend(first, spans, rows), strict=True):
             item.num_draft_computed_tokens += len(tokens)
             _take(item, tokens)
-        return spans[0].length
 
     def _rest(self, item: SlotState) -> QuerySpan:
         """Return the span of the draft tokens to compute: all but the last, which no further draft token follows."""

@@ -8,24 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..types.request_state import RequestState
     from ..types.sampling_row import RowOf
     from ..types.slot_state import SlotState
-
-
-@dataclass(frozen=True, slots=True)
-class DraftWork:
-    """The work of a draft model in one step: number of passes and of sequences, and seconds of the first pass."""
-
-    # Tokens computed in the first pass.
-    lag: int = 0
-    first_pass_s: float = 0.0
-    drafting: int = 0
-    passes: int = 0
+    from .cost_table import DraftingCosts
 
 
 class Drafter(ABC):
@@ -36,13 +25,15 @@ class Drafter(ABC):
 
     name: str
     takes_passes: bool = False
+    #: Costs of the passes; None if unknown or if no passes are needed.
+    costs: DraftingCosts | None = None
 
     @abstractmethod
     def offer(self, state: RequestState, limit: int) -> int:
         """Return how many tokens, at most `limit`, this drafter would guess for the request now."""
 
     @abstractmethod
-    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> DraftWork:
+    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
         """Fill `draft_ids` of the sequences granted to this drafter, each with at most `num_drafts` tokens."""
 
     def lag(self, state: RequestState) -> int:
@@ -60,11 +51,10 @@ class NgramDrafter(Drafter):
         start = state.drafts.ngrams.find(state.token_ids)
         return 0 if start is None else min(limit, len(state.token_ids) - start)
 
-    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> DraftWork:
+    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
         del row_of
         for item in batch:
             if item.drafter == self.name:
                 start = item.ngrams.find(item.token_ids)
                 assert start is not None, "the scheduler drafts only where `offer` found a repetition"
                 item.draft_ids = item.token_ids[start : start + item.num_drafts]
-        return DraftWork()

@@ -5,31 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-_PRIOR = 0.7  # acceptance rate assumed for a new drafter
-_PRIOR_WEIGHT = 8.0  # weight of the prior, in tested tokens
-_REQUEST_HORIZON = 64  # tested tokens over which past results decay
-#: Tested tokens over which a drafter's record over all requests decays. This record is the prior of new requests.
-DRAFTER_HORIZON = 512
+_PRIOR, _PRIOR_WEIGHT = 0.7, 6  # acceptance rate assumed for a new drafter, and its weight in tested tokens
+_HORIZON = 20  # tested tokens over which the moving average reaches
 _NGRAM = 3  # tokens per n-gram
 
 
 class Acceptance:
-    """The decaying share of tested draft tokens that the target accepted. Tokens after a rejection are untested."""
+    """The moving average of the share of tested draft tokens that the target accepted.
 
-    __slots__ = ("_accepted", "_horizon", "_tested")
+    Tokens after a rejection are untested.
+    """
 
-    def __init__(self, horizon: int = _REQUEST_HORIZON) -> None:
-        self._horizon = horizon
-        self._accepted = self._tested = 0.0
+    __slots__ = ("_weight", "mean")
+
+    def __init__(self, prior: float = _PRIOR) -> None:
+        self.mean = prior
+        self._weight = _PRIOR_WEIGHT
 
     def add(self, accepted: int, proposed: int) -> None:
         tested = min(accepted + 1, proposed)
-        fade = max(0.0, 1 - tested / self._horizon)
-        self._accepted = self._accepted * fade + accepted
-        self._tested = self._tested * fade + tested
-
-    def estimate(self, prior: float = _PRIOR) -> float:
-        return (self._accepted + _PRIOR_WEIGHT * prior) / (self._tested + _PRIOR_WEIGHT)
+        self._weight = min(self._weight + tested, _HORIZON)
+        self.mean += min(1.0, tested / self._weight) * (accepted / tested - self.mean)
 
 
 class NgramIndex:

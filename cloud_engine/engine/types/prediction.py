@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 ALIGN_ON = 3  # number of generated tokens that must match the prediction to realign after a miss
-# Tokens in the first probe of a prediction. Doubling them would double the cost of a useless prediction.
-FIRST_TOKENS = 4
 PROBE_TOKENS = 8  # tokens proposed after a miss; the number doubles after every fully accepted window
 
 
 class PredictionCursor:
     """Proposes the next tokens of a prediction and tracks the model's real output.
 
-    Until the first miss, all remaining tokens are proposed at once, or a few tokens first as a probe. After a miss
-    that follows accepted tokens, the cursor skips only the rejected token, because half of a large model's deviations
-    are single tokens. After a second miss in a row, nothing is proposed until the last few generated tokens reappear
-    later in the prediction. After any miss, proposals restart at `PROBE_TOKENS`.
+    Until the first miss, all remaining tokens are proposed at once. After a miss that follows accepted tokens, the
+    cursor skips only the rejected token, because half of a large model's deviations are single tokens. After a second
+    miss in a row, nothing is proposed until the last few generated tokens reappear later in the prediction. After any
+    miss, proposals restart at `PROBE_TOKENS`.
     """
 
     def __init__(self, draft_ids: Sequence[int]) -> None:
@@ -27,30 +25,14 @@ class PredictionCursor:
         self._searched_to = 0  # position before which tokens were accepted, rejected or skipped
         self._window = len(self._draft)
         self._has_held = False  # whether a token was accepted since the last realignment
-        self._judged = False
-        self._held: bool | None = None
         self._ends: dict[tuple[int, ...], list[int]] = defaultdict(list)  # n-gram -> positions after its occurrences
         for end in range(ALIGN_ON, len(self._draft)):
             self._ends[tuple(self._draft[end - ALIGN_ON : end])].append(end)
         self.num_accepted = 0
 
-    def propose(self, limit: int, takes_whole: Callable[[int], bool] = lambda _: True) -> list[int]:
-        """Return the next predicted tokens, at most `limit`; empty if the prediction is used up or not aligned.
-
-        The first proposal stops after `FIRST_TOKENS`, unless `takes_whole(number of further tokens)` is true.
-        """
-        if self._next is None:
-            return []
-        proposed = self._draft[self._next : self._next + min(limit, self._window)]
-        num_first = FIRST_TOKENS - self._next
-        if not 0 < num_first < len(proposed) or takes_whole(len(proposed) - num_first):
-            return proposed
-        return proposed[:num_first]
-
-    def take_verdict(self) -> bool | None:
-        """Return whether the first few tokens were accepted: once, as soon as this is known. Else return None."""
-        held, self._held = self._held, None
-        return held
+    def propose(self, limit: int) -> list[int]:
+        """Return the next predicted tokens, at most `limit`; empty if the prediction is used up or not aligned."""
+        return [] if self._next is None else self._draft[self._next : self._next + min(limit, self._window)]
 
     def advance(self, generated: Sequence[int], num_new: int, num_proposed: int) -> None:
         """Advance over the last `num_new` of the `generated` tokens, in a step that proposed `num_proposed` tokens.
@@ -66,8 +48,6 @@ class PredictionCursor:
             agreed = next((i for i, (a, b) in enumerate(zip(new, rest, strict=False)) if a != b), len(rest))
             self.num_accepted += agreed
             self._searched_to = self._next + agreed
-            if not self._judged and (agreed < num_new or self._searched_to >= FIRST_TOKENS):
-                self._judged, self._held = True, self._searched_to >= min(FIRST_TOKENS, len(self._draft))
             self._has_held = self._has_held or agreed > 0
             if agreed == num_new:
                 self._next = self._searched_to

@@ -1,4 +1,4 @@
-"""Warm-up on a GPU: compile kernels and capture CUDA graphs before the first request.
+"""Warm-up: measure step times, and on a GPU compile kernels and capture CUDA graphs before the first request.
 
 Triton compiles a kernel at its first launch, which takes seconds. The compiled kernels are cached on disk.
 """
@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from ....kernels.attention.types import QuerySpan
 from ....kernels.runtime.backend import kernel_cache, num_multiprocessors
 from ....kernels.runtime.numeric import next_power_of_2
 from ....kernels.sampling.launch import split_row
 from ....protocol.sampling import ResolvedParams
 from ....text.logit_edits import LogitEditor
+from ..config import EngineConfig
 from ..types.sampling_row import SamplingRow
 from .cuda_graphs import GraphLimits
 from .model_runner import Chunk, Runner
@@ -27,6 +29,11 @@ _LOG = logging.getLogger(__name__)
 _MAX_ROWS = 512  # maximum rows to warm up sampling for; only two variants handle more, and both compile quickly
 _MAX_QUERIES = 128  # maximum tokens per sequence to warm up; longer ones use the same attention kernels
 _REPORTED = (0, 20)  # numbers of top log-probabilities to warm up
+_DRAFTS = (0, 1, 4, 16, 64, 256)  # draft tokens per sequence to measure
+_EXTENSION = 4  # passes of a draft model to measure in one call
+_GREEDY = SamplingRow(1, 1, ResolvedParams(temperature=0.0))
+_REPEATS = 4  # runs per measured step
+_PROFILE_S = 2.0  # seconds after which measuring ends
 
 
 def make_ready(runner: Runner, limits: GraphLimits | None, max_num_batched_tokens: int) -> None:
@@ -51,6 +58,43 @@ def make_ready(runner: Runner, limits: GraphLimits | None, max_num_batched_token
     _LOG.info("warm-up took %.1f s: %d kernels compiled, cached in %s", seconds, new, cache)
 
 
+def step_profile(runner: Runner, config: EngineConfig) -> dict[tuple[int, int], float]:
+    """Measure the seconds of steps by (sequences, draft tokens per sequence). Overwrites the KV cache.
+
+    Each step is measured several times, in turns, and the fastest counts, because other processes disturb single ones.
+    Slow models are only measured with one sequence and with a full batch, without drafts and with one draft token.
+    """
+    sizes = sorted({min(4**power, config.max_num_seqs) for power in range(8)})
+    most = min(config.max_num_batched_tokens, runner.num_slots, _MAX_ROWS)
+    points = [(size, drafts) for drafts in _DRAFTS for size in sizes if drafts <= 1 or size * (1 + drafts) <= most]
+    started, profile = time.perf_counter(), dict[tuple[int, int], float]()
+    for size, drafts in points * _REPEATS:
+        is_needed = (size, drafts) not in profile and drafts <= 1 and size in (1, config.max_num_seqs)
+        if is_needed or time.perf_counter() - started < _PROFILE_S:
+            seconds = _step_s(runner, size, drafts)
+            profile[size, drafts] = min(seconds, profile.get((size, drafts), seconds))
+    return {point: seconds for point, seconds in profile.items() if (point[0], 1) in profile}
+
+
+def extension_s(runner: Runner, sequences: int) -> float:
+    """Return the seconds per pass of `Runner.extend`. Overwrites the KV cache."""
+    passes = min(_EXTENSION, runner.num_slots)
+    blocks = range(-(-passes // runner.block_size))
+    taken_s: list[float] = []
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        runner.extend([0] * sequences, [QuerySpan(0, passes, blocks)] * sequences, [_GREEDY] * sequences)
+        taken_s.append(time.perf_counter() - started)
+    return min(taken_s) / passes
+
+
+def _step_s(runner: Runner, sequences: int, drafts: int) -> float:
+    """Return the seconds of a step that verifies `drafts` tokens of each sequence."""
+    started = time.perf_counter()
+    sample(runner.run([_prompt(runner, 1 + drafts, 1 + drafts)] * sequences), [_GREEDY] * sequences * (1 + drafts))
+    return time.perf_counter() - started
+
+
 def prompt_lengths(most: int) -> list[int]:
     """Return prompt lengths that cover every variant of the attention kernels: powers of two up to the largest tile."""
     return [1 << power for power in range(_MAX_QUERIES.bit_length()) if 1 << power <= most]
@@ -73,8 +117,8 @@ def _sample(logits: Tensor) -> None:
         log_probabilities(logits, [0] * number, min(num_top, vocabulary))
 
 
-def _prompt(runner: Runner, length: int) -> Chunk:
-    return Chunk([0] * length, 0, range(-(-length // runner.block_size)), 1)
+def _prompt(runner: Runner, length: int, num_logits: int = 1) -> Chunk:
+    return Chunk([0] * length, 0, range(-(-length // runner.block_size)), num_logits)
 
 
 def _rows(vocabulary: int) -> Iterator[SamplingRow]:

@@ -25,7 +25,6 @@ from updraft.bench.shared.workload import Workload, WorkloadRequest
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
-from updraft.cloud_engine.engine.speculation.drafter import DraftWork
 from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.cloud_engine.engine.types.slot_state import SlotState
 from updraft.cloud_engine.models.decoder import Decoder
@@ -137,9 +136,9 @@ def _drafted_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def watched(
         drafter: DraftModel, batch: Sequence[SlotState], row_of: Callable[[SlotState, int], SamplingRow]
-    ) -> DraftWork:
+    ) -> None:
         drafted.extend(row_of(item, 0).is_plain for item in batch if item.drafter == drafter.name)
-        return propose(drafter, batch, row_of)
+        propose(drafter, batch, row_of)
 
     monkeypatch.setattr(DraftModel, "propose", watched)
     return drafted

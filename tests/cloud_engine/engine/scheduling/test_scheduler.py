@@ -25,7 +25,7 @@ from updraft.cloud_engine.engine.output.output_processor import OutputProcessor
 from updraft.cloud_engine.engine.scheduling.plain_decodes import BLOCKS_AT_ONCE
 from updraft.cloud_engine.engine.scheduling.scheduler import Scheduler
 from updraft.cloud_engine.engine.scheduling.step_budget import StepBudget
-from updraft.cloud_engine.engine.speculation.drafter import Drafter, DraftWork
+from updraft.cloud_engine.engine.speculation.drafter import Drafter
 from updraft.cloud_engine.engine.speculation.speculator import Speculator
 from updraft.cloud_engine.engine.types.outputs import TokenOutput
 from updraft.cloud_engine.engine.types.prediction import PredictionCursor
@@ -74,7 +74,7 @@ class Sometimes(Drafter):
     def offer(self, state: RequestState, limit: int) -> int:
         return limit if self.random.random() < self.chance else 0
 
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: Any) -> DraftWork:
+    def propose(self, batch: Sequence[ScheduledRequest], row_of: Any) -> None:
         raise AssertionError("the simulation makes up the drafts")
 
 

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
-from updraft.cloud_engine.engine.speculation.drafter import DraftWork
 from updraft.cloud_engine.engine.step import NewSequence
 from updraft.cloud_engine.engine.types.slot_state import SlotState
 from updraft.cloud_engine.engine.worker.model_runner import Runner
@@ -184,25 +183,19 @@ def test_nothing_is_launched_ahead_of_a_long_prompt(ahead, make_engine, ask):
     assert ahead.num_in_vain(steps) == 0
 
 
-def test_draft_cost_is_not_charged_to_plain_steps(ahead, monkeypatch, draft, make_engine, make_prompts, ask):
+def test_steps_are_launched_ahead_while_drafting_rests(ahead, monkeypatch, draft, make_engine, make_prompts, ask, run):
     engine = make_engine(draft=draft, draft_length="adaptive")
-    monkeypatch.setattr(engine._speculator._draft_length, "is_resting", lambda sequences, ahead=0: True)
-    for request in ask(make_prompts(2), max_tokens=10):
-        engine.add_request(request)
-    for _ in range(3):
-        engine.step()
-    engine._speculator._work, engine._speculator._draft_s = DraftWork(lag=7, passes=3), 1.0
-    engine.step()
+    monkeypatch.setattr(engine._speculator._policy, "is_resting", lambda sequences, ahead=0: True)
+    run(engine, ask(make_prompts(2), max_tokens=10))
     assert len(ahead) > 2
-    assert engine._speculator._work == DraftWork() and engine._speculator._draft_s < 1.0
 
 
 def test_nothing_is_launched_ahead_of_drafts(ahead, monkeypatch, draft, make_engine, make_prompts, ask, run):
     """While the policy is asked in every step, even if it says no each time."""
     engine = make_engine(draft=draft, draft_length="adaptive")
-    draft_length = engine._speculator._draft_length
-    monkeypatch.setattr(draft_length, "is_resting", lambda sequences, ahead=0: False)
-    monkeypatch.setattr(draft_length, "plan", lambda candidates, sequences: [0] * len(candidates))
+    policy = engine._speculator._policy
+    monkeypatch.setattr(policy, "is_resting", lambda sequences, ahead=0: False)
+    monkeypatch.setattr(policy, "lengths", lambda offers, sequences, prompt_tokens: [0] * len(offers))
     run(engine, ask(make_prompts(3), max_tokens=10))
     assert not ahead
 
