@@ -141,7 +141,7 @@ class StepRecorder:
         step.lengths = [len(item.state.token_ids) for item in batch]
         step.drafts = [
             (self._hash(item.state.request_id), item.state.index, item.drafter, item.num_drafts or len(item.draft_ids))
-            for item in sorted(batch, key=lambda item: item.drafter is not None)  # predictions get blocks first
+            for item in batch
             if item.num_drafts or item.draft_ids
         ]
 

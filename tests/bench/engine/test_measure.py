@@ -121,7 +121,8 @@ def _blocks_of_64(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     def make(model: Decoder, config: EngineConfig, **others: Any) -> Engine:
         blocks = config.num_gpu_blocks_override
         assert blocks is not None
-        config = replace(config, block_size=64, num_gpu_blocks_override=-(-blocks * config.block_size // 64))
+        blocks = -(-blocks * config.block_size // 64)
+        config = replace(config, block_size=64, num_gpu_blocks_override=blocks, draft_length="fixed")
         made.append(make_engine(model, config, **others))
         return made[-1]
 

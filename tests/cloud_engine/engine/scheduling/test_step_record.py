@@ -199,7 +199,7 @@ def test_a_fresh_scheduler_makes_the_recorded_plans(
     """With prefix hits, drafts of all kinds, aborts, several answers, scored prompts, embeddings, and a reset."""
     monkeypatch.setattr(Runner, "runs_ahead", runs_ahead)
     path = tmp_path / "steps"
-    drafting = {} if runs_ahead else {"draft": draft, "ngram": True}
+    drafting = {} if runs_ahead else {"draft": draft, "ngram": True, "draft_length": "fixed"}
     engine = make_engine(record_steps=str(path), block_size=8, eos=(3,), **drafting, **options)
     prompts = make_prompts(24, seed=4)
     requests = ask([prompts[number % 16] if number % 3 else prompts[number] for number in range(24)], max_tokens=30)

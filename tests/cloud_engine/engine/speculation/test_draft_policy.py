@@ -6,7 +6,6 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,11 @@ from updraft.cloud_engine.engine.scheduling.scheduler import Scheduler
 from updraft.cloud_engine.engine.speculation.cost_table import CostTable, DraftingCosts
 from updraft.cloud_engine.engine.speculation.draft_policy import DraftPolicy, Offer
 from updraft.cloud_engine.engine.speculation.speculator import Speculator
+from updraft.cloud_engine.engine.step import StepResult
 from updraft.cloud_engine.engine.types.draft_record import Acceptance
 from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import GenerationRequest
-from updraft.cloud_engine.engine.types.request_state import RequestState
+from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from updraft.protocol.sampling import ResolvedParams, SamplingParams
 
 MOST = 8
@@ -310,6 +310,14 @@ ANSWER = list(range(1000, 1000 + LENGTH))
 USELESS = [9] * LENGTH
 
 
+def _accepted(item: ScheduledRequest) -> list[int]:
+    """Return the next tokens of the answer: the accepted drafts and one more. Empty while the prompt is computed."""
+    begin = item.state.num_generated_tokens
+    answer = (ANSWER[begin:] + ANSWER[-1:] * LENGTH)[: item.num_samples]
+    wrong = (at for at, token in enumerate(item.draft_ids) if token != answer[at])
+    return answer[: next(wrong, len(item.draft_ids)) + 1]
+
+
 class SimulatedNode:
     """An engine without a model, whose clock follows a table of step times."""
 
@@ -333,13 +341,8 @@ class SimulatedNode:
         while batch := self.scheduler.schedule():
             rows = float(sum(item.num_tokens - 1 + len(item.draft_ids) for item in batch))
             step_s = self.truth.base_s(len(batch)) + float(self.truth.extra_s(len(batch), np.array([rows]))[0])
-            tokens = [
-                ANSWER[min(LENGTH - 1, item.state.num_generated_tokens + row)]
-                for item in batch
-                for row in range(item.num_samples)
-            ]
-            samples: Any = SimpleNamespace(tokens=tokens)
-            self.outputs.process(batch, samples)
+            new = [_accepted(item) for item in batch]
+            self.outputs.process(batch, StepResult(0, list(map(len, new)), list(itertools.chain.from_iterable(new))))
             self.speculator.observe(batch, step_s)
             seconds += step_s
         return seconds
