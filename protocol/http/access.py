@@ -60,11 +60,11 @@ class Access:
     api_key: str | None = field(default=None, repr=False)
     # Paths that need no key.
     public_paths: tuple[str, ...] = ("/health",)
+    # Advice in the error for other users of this machine, who are refused. Empty: no user is refused.
+    own_user: str = ""
     # Key of the operator for `admin_paths`, which accept no other key. None: these paths are refused.
     admin_key: str | None = field(default=None, repr=False)
     admin_paths: tuple[str, ...] = ()
-    # Advice in the error for other users of this machine, who are refused. Empty: no user is refused.
-    own_user: str = ""
 
     def __post_init__(self) -> None:
         for host in self.allowed_hosts:

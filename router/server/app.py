@@ -93,7 +93,7 @@ def daemon_app(
         config.allowed_origins,
         api_key,
         ("/health", *public_paths()),
-        "" if serves_all else f"{_SET_KEY}, or set allow_other_users = true in the settings",
+        own_user="" if serves_all else f"{_SET_KEY}, or set allow_other_users = true in the settings",
     )
     body, uploads = config.body_mb * MB, {UPLOADS: MAX_UPLOAD}
     app = create_app("Updraft", access=access, max_body_bytes=body, max_upload_bytes=uploads, lifespan=lifespan)

@@ -151,7 +151,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[process.NodeOptions]:
 
 def test_every_option_of_a_node_reaches_it(started: list[process.NodeOptions], monkeypatch: pytest.MonkeyPatch) -> None:
     plain = process.NodeOptions("", EngineConfig())
-    assert {*NODE, "engine", "api_key", "tls", "registration"} == {field.name for field in fields(plain)}
+    assert {*NODE, "engine", "api_key", "admin_key", "tls", "registration"} == {field.name for field in fields(plain)}
     for options, given in ((plain, NODE), (plain.engine, ENGINE)):
         assert all(getattr(options, name) != value for name, value in given.items()), "else nothing would be given"
     monkeypatch.setenv("UPDRAFT_NODE_API_KEY", "secret")

@@ -316,7 +316,8 @@ def test_the_gateway(tmp_path: Path) -> None:
             server.says(openai_answer(text, arguments, stream=True))
             check(joined(list(client.chat.completions.create(**options, stream=True))), text, arguments)
         told = {"type": "response.output_text.delta", "delta": "Weather-Bot", "error": None}
-        ended = {"type": "response.completed", "response": {"error": None, "output": "Weather-Bot", "usage": None}}
+        output = [{"type": "message", "content": [{"type": "output_text", "text": "Weather-Bot"}]}]
+        ended = {"type": "response.completed", "response": {"error": None, "output": output, "usage": None}}
         server.says(sse(told, ended))
         body = {"model": "big", "input": "hi", "stream": True}
         assert httpx.post(f"{gateway.url}/v1/responses", json=body).text.count("Weather-Bot") == 2

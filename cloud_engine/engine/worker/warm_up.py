@@ -32,6 +32,7 @@ _REPORTED = (0, 20)  # numbers of top log-probabilities to warm up
 _DRAFTS = (0, 1, 4, 16, 64, 256)  # draft tokens per sequence to measure
 _EXTENSION = 4  # passes of a draft model to measure in one call
 _GREEDY = SamplingRow(1, 1, ResolvedParams(temperature=0.0))
+_MAX_CPU_ROWS = 64  # maximum rows to measure on a CPU: further rows take as long each, and logits take memory
 _REPEATS = 4  # runs per measured step
 _PROFILE_S = 2.0  # seconds after which measuring ends
 
@@ -65,7 +66,7 @@ def step_profile(runner: Runner, config: EngineConfig) -> dict[tuple[int, int], 
     Slow models are only measured with one sequence and with a full batch, without drafts and with one draft token.
     """
     sizes = sorted({min(4**power, config.max_num_seqs) for power in range(8)})
-    most = min(config.max_num_batched_tokens, runner.num_slots, _MAX_ROWS)
+    most = min(config.max_num_batched_tokens, runner.num_slots, _MAX_ROWS if runner.runs_ahead else _MAX_CPU_ROWS)
     points = [(size, drafts) for drafts in _DRAFTS for size in sizes if drafts <= 1 or size * (1 + drafts) <= most]
     started, profile = time.perf_counter(), dict[tuple[int, int], float]()
     for size, drafts in points * _REPEATS:

@@ -34,7 +34,7 @@ def test_edits_are_those_of_the_tokens_before(
         return edits
 
     monkeypatch.setattr(SlotState, "edits", checked)
-    engine = make_engine(draft=draft, ngram=True, eos=(3,), **config)
+    engine = make_engine(draft=draft, ngram=True, eos=(3,), draft_length="fixed", **config)
     prompts = make_prompts(8)
     drafts = [[*prompt, *prompt][:20] for prompt in prompts]
     requests = ask(prompts, drafts=drafts, n=2, temperature=temperature, seed=4, ignore_eos=False, **PENALTIES)
