@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
+from collections.abc import Awaitable, Callable
 
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.process.client import EngineClient
@@ -48,3 +50,17 @@ class ThreadedEngine(EngineClient, CoreTransport):
 
     def send_back(self, command: Command) -> None:
         self._commands.put(command)
+
+
+def with_engine(engine: Engine, scenario: Callable[[ThreadedEngine], Awaitable[None]]) -> None:
+    """Run `scenario` on a started engine, which is closed afterwards."""
+
+    async def main() -> None:
+        served = ThreadedEngine(engine)
+        await served.start()
+        try:
+            await asyncio.wait_for(scenario(served), 60)
+        finally:
+            await served.close()
+
+    asyncio.run(main())

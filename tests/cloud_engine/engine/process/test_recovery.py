@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
-from threaded_engine import ThreadedEngine
+from threaded_engine import ThreadedEngine, with_engine
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.process.recovery import Recovery
 from updraft.cloud_engine.engine.types.outputs import TokenOutput
@@ -18,18 +18,6 @@ from updraft.protocol.sampling import SamplingParams
 
 POISON = 96  # a prompt token
 Answers = dict[int, list[TokenOutput]]
-
-
-def with_engine(engine: Engine, scenario: Callable[[ThreadedEngine], Awaitable[None]]) -> None:
-    async def main() -> None:
-        served = ThreadedEngine(engine)
-        await served.start()
-        try:
-            await asyncio.wait_for(scenario(served), 60)
-        finally:
-            await served.close()
-
-    asyncio.run(main())
 
 
 def is_poisoned(token_ids: Sequence[int]) -> bool:

@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
-from threaded_engine import ThreadedEngine
-from updraft.cloud_engine.engine.engine import Engine
+from threaded_engine import ThreadedEngine, with_engine
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.errors import ConflictError, EngineDownError, OverloadedError
 from updraft.protocol.sampling import SamplingParams
-
-
-def with_engine(engine: Engine, scenario: Callable[[ThreadedEngine], Awaitable[None]]) -> None:
-    async def main() -> None:
-        served = ThreadedEngine(engine)
-        await served.start()
-        try:
-            await asyncio.wait_for(scenario(served), 60)
-        finally:
-            await served.close()
-
-    asyncio.run(main())
 
 
 def request(name: str, max_tokens: int = 150) -> GenerationRequest:
