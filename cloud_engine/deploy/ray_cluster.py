@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,10 +27,12 @@ from . import servers
 from .config import CloudConfig, ModelDeployment
 from .credentials import Credentials
 
+_log = logging.getLogger("updraft.cloud")
 APP = "updraft"
 _SHUTDOWN_S = 10.0
 _SHUTDOWN_LOOP_S = 0.5  # wait before each check for requests in flight; Ray's default is 2 s
 _CONNECT_S = 5.0
+_START_S = 300.0  # maximum seconds until the proxies answer, which take over a minute to start on a busy machine
 _HEALTH_S = 2.0  # seconds between health checks; Ray replaces a replica after three failed checks
 _LOOK_BACK_S = 12.0
 _SETTINGS, _HEADER_BYTES = b"\x04", 9  # HTTP/2: type of the first frame that a server sends, and size of a frame header
@@ -39,7 +43,7 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # keep GPUs visible to replicas that reserve none
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Ray's 5 s end a proxy that still starts on a busy machine
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(_START_S),  # Ray's 5 s end a proxy that still starts
 }
 
 
@@ -166,10 +170,9 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
     try:
         check_machines(config, ray.nodes())
         logs = LoggingConfig(log_level="WARNING", enable_access_log=False)
-        serve.start(
-            proxy_location="Disabled" if gateway.direct else "EveryNode", http_options=http, logging_config=logs
-        )
-        serve.run(application(config), name=APP, logging_config=logs)
+        proxies = "Disabled" if gateway.direct else "EveryNode"
+        wait_for_proxies(lambda: serve.start(proxy_location=proxies, http_options=http, logging_config=logs))
+        wait_for_proxies(lambda: serve.run(application(config), name=APP, logging_config=logs))
         on_ready(config.url)
         if address is None:
             signal.pause()
@@ -180,6 +183,19 @@ def run_on_ray(config: CloudConfig, address: str | None, on_ready: Callable[[str
         if compiler is not None:
             compiler.kill()
             compiler.wait()
+
+
+def wait_for_proxies(start: Callable[[], object], timeout_s: float = _START_S) -> None:
+    """Repeat `start` while Ray's own wait for its proxies ends, whose 60 s are fixed. Raises TimeoutError."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            start()
+            return
+        except TimeoutError as error:
+            if time.monotonic() >= deadline:
+                raise
+            _log.info("still waiting for Ray: %s", error)
 
 
 def _start_compiler() -> subprocess.Popen[bytes] | None:

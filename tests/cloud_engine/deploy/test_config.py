@@ -26,7 +26,13 @@ from updraft.cloud_engine.deploy.config import (
 )
 from updraft.cloud_engine.deploy.credentials import Credentials
 from updraft.cloud_engine.deploy.local import run_local
-from updraft.cloud_engine.deploy.ray_cluster import check_machines, check_reachable, gateway_version, node_version
+from updraft.cloud_engine.deploy.ray_cluster import (
+    check_machines,
+    check_reachable,
+    gateway_version,
+    node_version,
+    wait_for_proxies,
+)
 from updraft.cloud_engine.deploy.ray_cluster import gateway_options as ray_gateway_options
 from updraft.cloud_engine.deploy.ray_cluster import node_options as ray_options
 from updraft.cloud_engine.deploy.ray_llm import serve_config
@@ -244,6 +250,20 @@ def test_ray_reserves_devices_of_one_machine_and_labels() -> None:
 def test_nodes_follow_requests_and_kv_use(metrics: dict[str, dict[str, float]], wanted: float) -> None:
     context = SimpleNamespace(aggregated_metrics=metrics, target_num_replicas=2)
     assert LoadAutoscaler(8.0, 0.8)(context) == (pytest.approx(wanted), {})
+
+
+def test_a_start_outlasts_the_wait_of_ray() -> None:
+    calls = iter([TimeoutError("HTTP proxies not available after 60s."), TimeoutError("again"), None])
+
+    def start() -> None:
+        if (error := next(calls)) is not None:
+            raise error
+
+    wait_for_proxies(start)
+    assert list(calls) == []
+    calls = iter([TimeoutError("HTTP proxies not available after 60s."), None])
+    with pytest.raises(TimeoutError, match="not available"):
+        wait_for_proxies(start, timeout_s=0)
 
 
 @pytest.mark.filterwarnings(
