@@ -45,6 +45,7 @@ class PassthroughUsage:
         self.shown = b""
         self.ended = False
         self._is_started = path != MESSAGES  # whether the event that every other event builds on has arrived
+        self._has_reason = path != MESSAGES  # whether the event with the stop reason has arrived
 
     def read(self, event: bytes) -> AnswerFailure | None:
         """Record an event. Return a failure if the event is malformed or reports an error. Events after the end are
@@ -61,6 +62,9 @@ class PassthroughUsage:
         self._is_started = self._is_started or kind == "message_start"
         if not self._is_started and kind not in _BEFORE_START:
             return AnswerFailure(f"the event {kind} came before message_start")
+        self._has_reason = self._has_reason or kind == "message_delta"
+        if kind == "message_stop" and not self._has_reason:
+            return AnswerFailure("the event message_stop came before message_delta")
         self._last = event[:SMALL_BYTES]
         self.texts += _TEXT.fullmatch(kind) is not None
         if kind in _ENDS or b'_tokens"' in event:

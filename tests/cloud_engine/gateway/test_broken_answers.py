@@ -37,7 +37,8 @@ DELTA = b'event: response.output_text.delta\ndata: {"type":"response.output_text
 COMPLETED = b'event: response.completed\ndata: {"type":"response.completed","response":{}}\n\n'
 STARTED = b'event: message_start\ndata: {"type":"message_start","message":{}}\n\n'
 STOPPED = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-STREAMS = {CHAT: BEGIN + END, RESPONSES: CREATED + DELTA + COMPLETED, MESSAGES: STARTED + STOPPED}
+REASON = b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\n'
+STREAMS = {CHAT: BEGIN + END, RESPONSES: CREATED + DELTA + COMPLETED, MESSAGES: STARTED + REASON + STOPPED}
 FIRST = {CHAT: BEGIN, RESPONSES: CREATED, MESSAGES: STARTED}
 CUT = b"<cut>"
 
@@ -233,6 +234,7 @@ WRONG = {
         ),
         b'data: {"type":"content_block_start","index":0,"content_block":null}\n\n',
         b'data: {"type":"message_delta","delta":{"stop_reason":5}}\n\n',
+        STOPPED,
         b"data: {}\n\n",
     ),
 }
