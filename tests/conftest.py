@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,6 +14,8 @@ from hypothesis import HealthCheck, settings
 # Workers share the processors: a second OpenMP thread in each costs a third of the time. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that a program asks for sleep when idle
+
+NATIVE = Path(__file__).parents[1] / "out" / "native"
 
 settings.register_profile(
     "updraft", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -25,11 +30,18 @@ for phase in ("connect", "read", "write", "pool"):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give all workers a new `UPDRAFT_HOME`, and restore SIGINT, which a shell's background jobs ignore."""
+    """Give all workers a new `UPDRAFT_HOME`, and restore SIGINT, which a shell's background jobs ignore.
+
+    Native code takes seconds to build, so that it is kept in `out/native` and built before the workers start.
+    """
     if not hasattr(config, "workerinput"):
         home = tempfile.TemporaryDirectory(prefix="updraft-tests-")
         os.environ["UPDRAFT_HOME"] = home.name
         config.add_cleanup(home.cleanup)
+        NATIVE.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (Path(home.name) / NATIVE.name).symlink_to(NATIVE)
+        if config.getoption("numprocesses", None):
+            subprocess.run([sys.executable, "-m", "updraft.kernels.runtime.native_library"], check=False)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -22,7 +22,7 @@ from server_processes import TYPING
 
 MODEL = "pocket-large"
 _TOKENS = 40
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 300.0
 
 
 @dataclass
