@@ -11,6 +11,10 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Tests start a thousand interpreters, of which each would compile the whole package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Workers share the processors: a second OpenMP thread in each costs a third of the time. Read when torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads that a program asks for sleep when idle
