@@ -110,6 +110,10 @@ class PriceTable:
         day = datetime.fromtimestamp(when, UTC).date()
         return next((price for since, price in dated if since is None or since <= day), None)
 
+    def priced_at(self, when: float) -> frozenset[str]:
+        """Return the models that have a price at a time in seconds since the epoch."""
+        return frozenset(model for model in self.models if self.at(model, when))
+
 
 def load_prices(source: str) -> PriceTable:
     """Load a file or an https URL: TOML or JSON with `prices`, or LiteLLM's JSON. Raises ConfigurationError.

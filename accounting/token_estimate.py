@@ -32,6 +32,7 @@ LIMITS: Mapping[str, tuple[str, ...]] = {
 LENGTHENING = (
     *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "n_predict", "num_predict"),
     *("max_new_tokens", "max_length", "min_length", "min_new_tokens", "maxTokens", "maxOutputTokens"),
+    *("max_gen_toks", "max_tokens_to_sample", "max_completion_length"),
 )
 #: API paths whose answers contain no generated text.
 WRITES_NOTHING = (
@@ -39,13 +40,24 @@ WRITES_NOTHING = (
     *("messages/count_tokens", "responses/input_tokens"),
 )
 #: Fields that multiply the number of answers.
-MULTIPLYING = ("n", "n_cmpl", "best_of", "num_return_sequences", "num_beams", "candidate_count", "candidateCount")
+MULTIPLYING = (
+    *("n", "n_cmpl", "best_of", "num_return_sequences", "num_beams", "candidate_count", "candidateCount"),
+    *("num_generations", "numResults"),
+)
 #: Nested objects in which servers accept length fields too.
-NESTED = ("options", "parameters", "extra_body", "generation_config", "generationConfig", "sampling_params")
+NESTED = (
+    *("options", "parameters", "extra_body", "generation_config", "generationConfig", "sampling_params"),
+    "chat_template_kwargs",
+)
 #: Objects with a reasoning budget, and the name of the budget's field.
 THINKING = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
+#: Fields with a reasoning budget, in addition to the answer's limit.
+THINKING_BUDGETS = (
+    *("thinking_budget", "reasoning_budget", "thinking_budget_tokens", "thinking_token_budget"),
+    *("max_thinking_tokens", "max_reasoning_tokens"),
+)
 #: All fields that `answer_size` reads, apart from the prompts.
-LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, "prediction")
+LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, *THINKING_BUDGETS, "prediction")
 
 _COUNTED = frozenset(LENGTH_FIELDS)
 _ASCII = bytes(range(128))
@@ -149,6 +161,8 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
                 is_limited = is_limited or (table is fields and name in LIMITS[path])
             elif name in MULTIPLYING:
                 answers = max(answers, _count(value) or 1)
+            elif name in THINKING_BUDGETS:
+                thinking += _count(value) or 0
             elif (inner := object_of(value)) and table is fields:
                 thinking += _count(inner.get(THINKING.get(name, ""))) or 0
                 tables += [inner] if name in NESTED else []
@@ -173,6 +187,7 @@ def capped(body: Mapping[str, Any], cap: int, limits: Sequence[str]) -> dict[str
     changed |= nested
     for table in (changed, *nested.values()):
         table.update({name: _lower(table[name], cap) for name in LENGTHENING if table.get(name) is not None})
+        table.update({name: max(1, cap - 1) for name in THINKING_BUDGETS if (_count(table.get(name)) or 0) >= cap})
     for name, budget in THINKING.items():  # reasoning counts towards the answer's limit
         thinking = object_of(body.get(name))
         if (_count(thinking.get(budget)) or 0) >= cap:

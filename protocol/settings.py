@@ -72,6 +72,8 @@ def models_folder() -> Path:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; empty if the file is missing. Raises ConfigurationError if unreadable or malformed."""
     try:
+        if path.is_fifo():
+            raise ConfigurationError(f"{path} is a pipe: settings are read again, so they need a file.")
         return tomllib.loads(read_text(path, ConfigurationError))
     except (FileNotFoundError, NotADirectoryError):
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from updraft.protocol.settings import PROCESS_VARIABLES
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
-from updraft.router.settings_sources import load_config
+from updraft.router.settings_sources import load_config, read_settings
 
 
 def load(tmp_path: Path, toml: str = "", env: dict[str, str] | None = None, **overrides: Any) -> RouterConfig:
@@ -73,6 +74,14 @@ def test_a_key_in_a_file(tmp_path: Path) -> None:
         key_file.unlink() if content is None else key_file.write_bytes(content)
         with pytest.raises(ConfigurationError, match=message):
             load(tmp_path, toml)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_settings_in_a_pipe_are_refused(tmp_path: Path) -> None:
+    """A second read would wait for ever."""
+    os.mkfifo(tmp_path / "config.toml")
+    with pytest.raises(ConfigurationError, match="is a pipe"):
+        read_settings(tmp_path / "config.toml")
 
 
 def test_tables(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -96,11 +97,11 @@ class Accounting:
 
     def log_useless_limits(self, served: Collection[str]) -> None:
         """Log which limits cannot apply to any request, or allow none. `served`: the names of all models."""
-        rules, priced = self.limiter.limits_file, self.prices.models
+        rules, priced = self.limiter.limits_file, self.prices.priced_at(time.time())
         if unknown := sorted(rules.models.keys() - served):
             _log.warning("--limits: no node serves the model %s, so its limits never apply.", ", ".join(unknown))
         budgets = sorted(name for name, limits in rules.tenants.items() if limits.has_budget)
-        if budgets and served and not any(model in priced for model in served):
+        if budgets and not priced.intersection(served) and served:
             models = ", ".join(sorted(served))
             _log.warning("--limits: every request of %s is refused: no price for %s.", ", ".join(budgets), models)
 
@@ -172,9 +173,9 @@ def open_accounting(options: AccountingOptions, node_prices: Mapping[str, Price]
 def _rules(options: AccountingOptions) -> tuple[PriceTable, LimitsFile]:
     prices = PriceTable({}) if options.prices is None else load_prices(options.prices)
     rules = LimitsFile() if options.limits is None else read_limits_file(options.limits)
-    unpriced = rules.models.keys() - prices.models
-    budgets = [f"models.{name}" for name in unpriced if rules.models[name].has_budget]
-    if not prices.models:
+    priced = prices.priced_at(time.time())
+    budgets = [f"models.{name}" for name in rules.models.keys() - priced if rules.models[name].has_budget]
+    if not priced:
         budgets += [f"tenants.{name}" for name, limits in rules.tenants.items() if limits.has_budget]
     if budgets:
         message = f"The budget of {budgets[0]} in {options.limits} needs a price: add it to the table of --prices."

@@ -24,8 +24,17 @@ class _Function(msgspec.Struct):
     arguments: str | None = None
 
 
+class _Custom(msgspec.Struct):
+    input: str | None = None
+
+
 class _ToolCall(msgspec.Struct):
     function: _Function | None = None
+    custom: _Custom | None = None
+
+
+class _Audio(msgspec.Struct):
+    transcript: str | None = None
 
 
 class _Message(msgspec.Struct):
@@ -37,6 +46,8 @@ class _Message(msgspec.Struct):
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
+    audio: _Audio | None = None
+    reasoning_details: Any = None  # repeats `reasoning`, where both are sent
 
 
 _NO_DELTA = _Message()
@@ -99,13 +110,16 @@ class NodeChunk(NodeCompletion, kw_only=True):
             delta = choice.delta or _NO_DELTA
             if text := delta.content or choice.text:  # fast path that suffices for nearly all events
                 total += len(text) if isinstance(text, str) and text.isascii() else text_bytes(text)
-            for other in (delta.reasoning, delta.reasoning_content, delta.refusal):
+            for other in (delta.reasoning or delta.reasoning_details, delta.reasoning_content, delta.refusal):
                 if other:
                     total += text_bytes(other)
+            if delta.audio:
+                total += text_bytes(delta.audio.transcript)
             if delta.function_call:
                 total += text_bytes(delta.function_call.arguments)
             for call in delta.tool_calls or ():
                 total += text_bytes(call.function and call.function.arguments)
+                total += text_bytes(call.custom and call.custom.input)
         return total
 
 

@@ -36,8 +36,9 @@ from .continuation import PartialAnswer
 from .counters import Counters
 from .usage import StreamMeter, asking_for_usage
 
-_FAILED = frozenset({500, 502, 503, 504})
-_IS_FULL = frozenset({408, 429, 503})
+_OVERLOADED = 529  # Anthropic's status
+_FAILED = frozenset({500, 502, 503, 504, _OVERLOADED})
+_IS_FULL = frozenset({408, 429, 503, _OVERLOADED})
 _HAS_NO_ROUTE = frozenset({404, 405})
 _MAX_ENGINE_FAILURES = 2
 _FINAL = (ERROR_CODE_HEADER.encode(), REQUEST_FAILED.encode())

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from ....accounting.reported_usage import ReportedUsage
 from ....accounting.token_estimate import prompt_tokens
 from ....protocol.decoding import UNREADABLE, prepare_types
-from ....protocol.http.lenient_json import json_of, object_of
+from ....protocol.http.lenient_json import json_bytes, json_of, object_of
 from ....protocol.responses import MAX_TOKENS
 from ..ledger.metering import UsageRow
 
@@ -22,10 +22,12 @@ _NO_USAGE = b',"usage":null'  # in every chunk but the last, if usage was reques
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _RUNNING = re.compile(rb',\s?"usage":\s?\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
 _NO_CHOICES = re.compile(rb'"choices":\s?\[\]')
-_TEXT = re.compile(
-    rb'"(?:content|text|thinking|arguments|reasoning|reasoning_content|refusal|delta|partial_json)":'
-    rb'\s*"((?:[^"\\]|\\.)*+)"'
+_TEXTS = (
+    *("content", "text", "thinking", "reasoning", "reasoning_content", "refusal", "transcript"),
+    *("arguments", "input"),
 )
+_TEXT = re.compile(rb'"(?:%b|delta|partial_json)":\s*"((?:[^"\\]|\\.)*+)"' % "|".join(_TEXTS).encode())
+_WRITTEN = ("choices", "output", "content")  # fields of a whole answer that contain what the model wrote
 
 
 class UsageOptions(msgspec.Struct):
@@ -109,8 +111,20 @@ def meter_whole(body: bytes, row: UsageRow, prompt_estimate: int = 0) -> None:
 
 
 def estimated_tokens(answer: bytes) -> int:
-    """Estimate the completion tokens of an answer without usage, from the bytes of its texts."""
-    return sum(map(prompt_tokens, _TEXT.findall(answer)))
+    """Estimate the completion tokens of a whole answer without usage, from the bytes of its texts and tool calls."""
+    fields, total = object_of(json_of(answer)), 0
+    values: list[Any] = [(name, fields.get(name)) for name in _WRITTEN]
+    while values:
+        name, value = values.pop()
+        if isinstance(value, str) and name in _TEXTS:
+            total += prompt_tokens(value.encode("utf-8", "replace"))
+        elif isinstance(value, dict) and name == "input":  # a tool call of Anthropic's
+            total += prompt_tokens(json_bytes(value))
+        elif isinstance(value, dict):
+            values.extend(cast("dict[str, Any]", value).items())
+        elif isinstance(value, list):
+            values.extend((name, each) for each in cast("list[Any]", value))
+    return total
 
 
 def num_text_bytes(event: bytes) -> int:

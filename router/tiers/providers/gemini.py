@@ -337,6 +337,7 @@ def _usage(counts: dict[str, Any], *, is_final: bool) -> dict[str, Any]:
     thought = whole(counts.get("thoughtsTokenCount"))
     read = whole(counts.get("promptTokenCount")) + whole(counts.get("toolUsePromptTokenCount"))
     written = whole(counts.get("candidatesTokenCount")) + thought
+    written = written or max(0, whole(counts.get("totalTokenCount")) - read)
     cached = whole(counts.get("cachedContentTokenCount"))
     usage = usage_of(read, written, cached, completion_tokens_details={"reasoning_tokens": thought})
     return {name: usage[name] for name in (usage if is_final or written else PROMPT_USAGE)}

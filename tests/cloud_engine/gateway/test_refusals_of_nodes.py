@@ -75,7 +75,7 @@ def ask(url: str, **fields: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("status", [401, 403, 404, 408, 429])
+@pytest.mark.parametrize("status", [401, 403, 404, 408, 429, 529])
 def test_another_node_answers(spawned: Any, tmp_path: Any, status: int, stream: bool) -> None:
     bad, good = Stub(status), Stub()
     with gateway(spawned, tmp_path, bad, good) as running:

@@ -72,16 +72,25 @@ def test_unreported_usage_counts_a_token_per_text_chunk(compact: bool) -> None:
     call = b'data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\\""}}]}}]}\n\n'
     text = b'data: {"choices":[{"text":"\\"","index":0}],"usage":null}\n\n'
     assert metered([call, text], UsageOptions(), running=False)[0].completion_tokens == 2
+    for delta in (
+        {"tool_calls": [{"index": 0, "type": "custom", "custom": {"input": "x = 1"}}]},
+        {"audio": {"transcript": "Hi"}},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "Hm."}]},
+    ):
+        other = b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode() + b"\n\n"
+        assert metered([other, other], UsageOptions(), running=False)[0].completion_tokens == 2
 
 
 def test_a_whole_answer_without_usage_is_reckoned() -> None:
     """Its texts alone, of chats and completions. Vectors and documents are no answer of a model's."""
     for body, reckoned in (
         ({"choices": [{"message": {"role": "assistant", "content": "x" * 300}}]}, 100),
-        ({"choices": [{"text": "abc"}, {"text": 'a\n"b"'}]}, 1 + 3),
+        ({"choices": [{"text": "abc"}, {"text": 'a\n"b"'}]}, 1 + 2),
         ({"choices": [{"text": "abc"}], "usage": {"prompt_tokens": 1, "completion_tokens": 9}}, 9),
         ({"data": [{"embedding": [0.1] * 100}]}, 0),
         ({"results": [{"document": {"text": "x" * 300}}]}, 0),
+        ({"choices": [{"message": {"tool_calls": [{"type": "custom", "custom": {"input": "x" * 300}}]}}]}, 100),
+        ({"choices": [{"message": {"content": None, "audio": {"transcript": "x" * 300}}}]}, 100),
     ):
         row = UsageRow(request_id="r")
         meter_whole(json.dumps(body).encode(), row)
@@ -162,6 +171,12 @@ def test_usage_without_completion_tokens_is_completed_from_the_text() -> None:
         row = UsageRow(request_id="r")
         PassthroughUsage(path, row).whole(json.dumps({**answer, "usage": {"input_tokens": 10}}).encode())
         assert (row.prompt_tokens, row.completion_tokens) == (10, 100)
+    called = {"type": "tool_use", "name": "f", "input": {"text": "x" * 289}}
+    typed = {"type": "custom_tool_call", "name": "f", "input": "x" * 300}
+    for path, answer in (("/v1/messages", {"content": [called]}), ("/v1/responses", {"output": [typed], "input": "y"})):
+        row = UsageRow(request_id="r")
+        PassthroughUsage(path, row).whole(json.dumps(answer).encode())
+        assert row.completion_tokens == 100
     row = UsageRow(request_id="r")
     meter_whole(json.dumps({"data": [], "usage": part}).encode(), row)
     assert (row.prompt_tokens, row.completion_tokens) == (10, 0)

@@ -147,6 +147,15 @@ def test_gemini_reports_usage_in_any_event(
 
 
 @pytest.mark.parametrize("path", ASKED)
+def test_gemini_reports_a_total_alone(cloud: ScriptedProvider, daemons: dict[str, str], path: str) -> None:
+    usage = {name: GEMINI[name] for name in ("promptTokenCount", "cachedContentTokenCount", "totalTokenCount")}
+    candidate = {"content": {"parts": [{"text": "Yes."}]}, "finishReason": "STOP"}
+    cloud.says(f"data: {json.dumps({'candidates': [candidate], 'usageMetadata': usage})}\n\n")
+    counts = counts_of(ask(daemons["gemini"], path, stream=True), path)
+    assert counts[:3] == (1000, 5, pytest.approx((100 + 90 + 10) / 1e6))
+
+
+@pytest.mark.parametrize("path", ASKED)
 def test_gemini_without_a_finish_reason(cloud: ScriptedProvider, daemons: dict[str, str], path: str) -> None:
     cloud.says({"candidates": [{"content": {"parts": [{"text": "Yes."}]}}], "usageMetadata": GEMINI})
     counts = counts_of(ask(daemons["gemini"], path, stream=False), path)

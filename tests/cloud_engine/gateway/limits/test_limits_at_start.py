@@ -36,6 +36,15 @@ def test_a_budget_that_no_price_can_serve_is_refused(tmp_path: Path, limits: str
         check_accounting(options(tmp_path, limits, models))
 
 
+@pytest.mark.parametrize("owner", ["tenants.acme", "models.big"])
+def test_a_budget_whose_price_begins_later_is_refused(tmp_path: Path, owner: str) -> None:
+    accounting = options(tmp_path, f"[{owner}]\nusd_per_day = 1", "big")
+    price = '[[prices]]\nmodel = "big"\ninput = 1\noutput = 1\nfrom = 2999-01-01\n'
+    Path(str(accounting.prices)).write_text(price)
+    with pytest.raises(ConfigurationError, match="needs a price"):
+        check_accounting(accounting)
+
+
 def test_limits_without_a_use_for_the_served_models_are_logged(
     tmp_path: Path, fake_node: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
