@@ -114,8 +114,8 @@ def _engine(load: Load, progress: Progress) -> Engine:
     keep_freed_memory()
     draft = Path(load.draft) if load.draft is not None else None
     engine = Engine.from_folder(Path(load.folder), draft=draft, config=load.config, progress=progress)
-    used = (load.config.max_num_seqs, load.config.max_num_batched_tokens, load.config.max_step_ms)
-    _log.info("limits: --max-num-seqs %d --max-num-batched-tokens %d --max-step-ms %d", *used)
+    used = (load.config.max_num_seqs, load.config.max_num_batched_tokens, load.config.max_step_ms or "none")
+    _log.info("limits: --max-num-seqs %d --max-num-batched-tokens %d --max-step-ms %s", *used)
     return engine
 
 
