@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from ....protocol.errors import OverloadedError
-from ..config import MAX_DRAFT_TOKENS, EngineConfig, SchedulingPolicy
+from ..config import MAX_DRAFT_TOKENS, EngineConfig
 from ..kv.kv_cache_manager import KVCacheManager
 from ..stats import EngineStats
 from ..step import StepPlan
@@ -25,23 +25,10 @@ from ..types.request import GenerationRequest
 from ..types.request_state import RequestState, ScheduledRequest
 from .plain_decodes import PlainDecodes
 from .plan_builder import PlanBuilder
+from .policies import POLICIES
 from .step_budget import StepBudget
 
-#: Seconds of waiting that weigh as much as one priority level, or as one prompt token with "shortest-prefill".
-PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
 _order = attrgetter("order")
-
-
-def order_of(state: RequestState, scheduling_policy: SchedulingPolicy) -> float:
-    """Return the sort key of a request, lowest first. The key never changes.
-
-    Every policy for scheduling includes the arrival time, so that no request starves: a request can only overtake
-    requests that arrived shortly before. This works like priority ageing, but never re-sorts the queue."""
-    if scheduling_policy == "priority":
-        return state.arrived + PRIORITY_S * state.request.priority
-    if scheduling_policy == "shortest-prefill":
-        return state.arrived + PREFILL_TOKEN_S * len(state.request.prompt_ids)
-    return state.arrived
 
 
 class DraftPlanner(Protocol):
@@ -61,7 +48,7 @@ class DraftPlanner(Protocol):
 
 
 class Scheduler:
-    """Serves requests in order (`order_of`). A preempted request frees its blocks and is recomputed later.
+    """Serves requests in the order of an `OrderPolicy`. A preempted request frees its blocks and is recomputed later.
 
     The scheduler cannot deadlock, because the first request always advances: every admitted request fits into the pool
     alone (`fits`), running requests get blocks in order, and a request that lacks a block preempts the last request,
@@ -75,6 +62,8 @@ class Scheduler:
         self._config = config
         self._cache = cache
         self._speculator = speculator
+        self._policy = POLICIES[config.scheduling_policy]()
+        self._served = 0.0  # highest sort key of a request that has run
         self._step_budget = StepBudget(config.max_step_ms and config.max_step_ms / 1e3, config.max_num_seqs)
         self._prompt_tokens = 0  # prompt tokens in the last step
         self.waiting: list[RequestState] = []
@@ -103,7 +92,7 @@ class Scheduler:
 
     def add(self, state: RequestState) -> None:
         """Queue a request; call `check_capacity` first."""
-        state.order = order_of(state, self._config.scheduling_policy)
+        state.order = self._policy.order(state, self._served)
         insort(self.waiting, state, key=_order)
 
     def schedule(self) -> list[ScheduledRequest]:
@@ -236,6 +225,7 @@ class Scheduler:
         if not self._has_place() or not self._cache.admit(state):
             return False
         del self.waiting[0]
+        self._served = max(self._served, state.order)
         self._run(state)
         if state.num_preemptions == 0 and state.index == 0:  # a request's other answers do not count as prompts
             state.num_cached_tokens = state.num_computed_tokens

@@ -35,7 +35,7 @@ from updraft.cloud_engine.engine.types.slot_state import SlotState
 from updraft.cloud_engine.engine.worker.model_runner import Chunk
 from updraft.cloud_engine.engine.worker.worker import Worker
 from updraft.kernels.attention.types import QuerySpan
-from updraft.protocol.errors import ConfigurationError, OverloadedError
+from updraft.protocol.errors import OverloadedError
 from updraft.protocol.sampling import ResolvedParams, SamplingParams
 from updraft.text.grammars.state import Mask
 
@@ -650,28 +650,6 @@ def test_drafts_that_a_grammar_cut_are_not_taken_for_verified() -> None:
     batch[0].draft_ids = []
     speculator.observe(batch, 0.01)
     assert speculator.draft_tokens == 0
-
-
-@pytest.mark.parametrize("scheduling_policy", ["priority", "shortest-prefill"])
-def test_starved_requests_go_first(scheduling_policy: SchedulingPolicy) -> None:
-    scheduler = small(scheduling_policy)
-    waiting = make_state("waiting", [1] * 30, 3, priority=2)
-    waiting.arrived -= 60.0
-    scheduler.add(make_state("fresh", [2] * 2, 3, priority=0))
-    scheduler.add(waiting)
-    assert ran(scheduler) == ["waiting"]
-
-
-def test_short_prompts_go_first() -> None:
-    scheduler = small("shortest-prefill")
-    for name, length in (("long", 40), ("short", 3), ("middle", 20)):
-        scheduler.add(make_state(name, [1] * length, 3))
-    assert [state.request_id for state in scheduler.waiting] == ["short", "middle", "long"]
-
-
-def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="fcfs or priority or shortest-prefill"):
-        EngineConfig(scheduling_policy="fastest")  # type: ignore[arg-type]
 
 
 def test_drafts_take_only_what_is_left_over() -> None:
