@@ -62,8 +62,8 @@ class KVCacheManager:
         """Assign blocks for a request's known tokens, cached blocks first. If too few are free, return False.
 
         Keeps `reserved` blocks free. With a window, only the first chunk gets blocks now, but as many blocks as the
-        request can ever hold must be free. On success, `num_computed_tokens` is the length of the cached prefix. The prefix never includes the last
-        known token, because the logits of this token are needed."""
+        request can ever hold must be free. On success, `num_computed_tokens` is the length of the cached prefix. The
+        prefix never includes the last known token, because the logits of this token are needed."""
         cached = self._cached_prefix(state)
         revived = sum(self.pool.references(block) == 0 for block in _allocated_blocks(cached))
         if self._missing(state, cached) + revived + reserved > self.pool.num_free:

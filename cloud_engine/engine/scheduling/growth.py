@@ -60,7 +60,7 @@ class GrowthForecast:
         """Return mean and variance of the growth of `states` in tokens, for each of `_AHEAD`."""
         sizes = [(len(state.token_ids), state.num_generated_tokens, state.num_remaining_tokens) for state in states]
         held, generated, remaining = np.array(sizes, float).T[:, :, None]
-        share, then = self._share_longer(generated, generated + _AHEAD) * (_AHEAD <= remaining), held + _AHEAD
+        share, then = self._share_longer(generated, generated + _AHEAD) * (remaining >= _AHEAD), held + _AHEAD
         return np.sum(share * then - held, axis=0), np.sum(share * (1 - share) * then**2, axis=0)
 
     def _share_longer(self, now: Floats, later: Floats) -> Floats:
