@@ -142,7 +142,7 @@ def _engine(rows: int, context: int, *, is_mixed: bool, steps: int) -> tuple[Eng
         draft_length="fixed",
         enable_prefix_caching=False,
     )
-    engine = Engine(ServedModel(smallest_model(2 * CONTEXTS[-1])), config)
+    engine = Engine(ServedModel(smallest_model(tokens)), config)
     runner = _InstantRunner(size)
     engine._worker.runner = runner  # type: ignore[assignment]
     for number in range(rows):

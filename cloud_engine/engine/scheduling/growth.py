@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -34,34 +35,37 @@ class AnswerLengths:
 
 
 class GrowthForecast:
-    """The expected growth of running answers: each grows by one token per step, and frees its tokens when it ends."""
+    """The expected growth of running answers: each grows by one token per step, and frees its blocks when it ends."""
 
-    def __init__(self, lengths: AnswerLengths, running: Sequence[RequestState]) -> None:
+    def __init__(self, lengths: AnswerLengths, running: Sequence[RequestState], block_size: int) -> None:
         """Predict lengths from those of earlier answers, and from those that running ones have reached so far."""
         known = sorted([*lengths.latest, *((state.num_generated_tokens, False) for state in running)])
         self._lengths, ended = np.array(known, float).reshape(-1, 2).T
         # Kaplan-Meier estimate: the share of answers that are longer than the first 0, 1, 2 ... of the sorted lengths.
         self._survival = np.cumprod(np.append(1.0, 1 - ended / np.arange(len(known), 0, -1)))
-        self._mean = self._variance = np.zeros(len(_AHEAD))
+        self._block_size = block_size
+        self._growth = np.zeros((3, len(_AHEAD)))
         if running:
             self.add(running)
 
     def add(self, states: Sequence[RequestState]) -> None:
         """Add requests that start to run."""
-        mean, variance = self._growth(states)
-        self._mean, self._variance = self._mean + mean, self._variance + variance
+        self._growth = self._growth + self._growth_of(states)
 
     def peak_with(self, state: RequestState) -> int:
-        """Return how many more tokens than now all answers and that of `state` will probably occupy at most."""
-        mean, variance = self._growth([state])
-        return int(max(0.0, np.max(self._mean + mean + _DEVIATIONS * np.sqrt(self._variance + variance))))
+        """Return how many more blocks than now all answers and that of `state` will probably occupy at most."""
+        mean, variance, most = self._growth + self._growth_of([state])
+        return math.ceil(max(0.0, np.max(np.minimum(mean + _DEVIATIONS * np.sqrt(variance), most))))
 
-    def _growth(self, states: Sequence[RequestState]) -> tuple[Floats, Floats]:
-        """Return mean and variance of the growth of `states` in tokens, for each of `_AHEAD`."""
+    def _growth_of(self, states: Sequence[RequestState]) -> Floats:
+        """Return mean, variance and maximum (3, times) of the growth of `states` in blocks, for each of `_AHEAD`."""
         sizes = [(len(state.token_ids), state.num_generated_tokens, state.num_remaining_tokens) for state in states]
-        held, generated, remaining = np.array(sizes, float).T[:, :, None]
-        share, then = self._share_longer(generated, generated + _AHEAD) * (remaining >= _AHEAD), held + _AHEAD
-        return np.sum(share * then - held, axis=0), np.sum(share * (1 - share) * then**2, axis=0)
+        tokens, generated, remaining = np.array(sizes, float).T[:, :, None]
+        held, then = np.ceil(tokens / self._block_size), np.ceil((tokens + _AHEAD) / self._block_size)
+        may_run = remaining >= _AHEAD
+        share = self._share_longer(generated, generated + _AHEAD) * may_run
+        parts = share * then - held, share * (1 - share) * then**2, may_run * (then - held)
+        return np.array([np.sum(part, axis=0) for part in parts])
 
     def _share_longer(self, now: Floats, later: Floats) -> Floats:
         """Return the share of answers of length `now` that reach the length `later`.

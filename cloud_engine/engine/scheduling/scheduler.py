@@ -232,7 +232,9 @@ class Scheduler:
         state = self.waiting[0]
         if not self._has_place() or state is self._refused:
             return False
-        forecast = self._forecast = self._forecast or GrowthForecast(self._lengths, self.running)
+        forecast = self._forecast = self._forecast or GrowthForecast(
+            self._lengths, self.running, self._cache.block_size
+        )
         reserved = 0
         if self.running and not _may_be_preempted(self.running[-1], state):
             reserved = self._num_reserved(forecast, state)
@@ -250,7 +252,7 @@ class Scheduler:
 
     def _num_reserved(self, forecast: GrowthForecast, state: RequestState) -> int:
         """Return how many blocks to keep free if `state` is admitted. With a window, requests hardly grow."""
-        return 0 if self._cache.window is not None else self._cache.blocks_for(forecast.peak_with(state))
+        return 0 if self._cache.window is not None else forecast.peak_with(state)
 
     def _count(self, state: RequestState) -> None:
         counters = self.counters
@@ -299,7 +301,7 @@ class Scheduler:
         if self.waiting and self.waiting[0] is self._refused:
             return 0
         blocks, reserved = self._cache.pool.num_free, 0
-        forecast = GrowthForecast(self._lengths, self.running)
+        forecast = GrowthForecast(self._lengths, self.running, self._cache.block_size)
         for count, request in enumerate([*self.waiting, *expected]):
             if isinstance(request, RequestState):
                 places -= _num_places(request)

@@ -94,11 +94,11 @@ def test_forecasts_follow_the_lengths_of_answers() -> None:
         state.token_ids += [0] * 100
         lengths.add(state)
     running = [state_of(f"running {number}", [0] * 10, 1000) for number in range(20)]
-    peak = GrowthForecast(lengths, running[1:]).peak_with(running[0])
+    peak = GrowthForecast(lengths, running[1:], 1).peak_with(running[0])
     assert 20 * 80 < peak < 20 * 110
     for state in running:
         state.max_tokens = 10
-    assert GrowthForecast(lengths, running[1:]).peak_with(running[0]) <= 20 * 10
+    assert GrowthForecast(lengths, running[1:], 1).peak_with(running[0]) <= 20 * 10
 
 
 def test_answers_at_their_limit_say_nothing_about_shorter_ones() -> None:
@@ -108,7 +108,7 @@ def test_answers_at_their_limit_say_nothing_about_shorter_ones() -> None:
         state.token_ids += [0] * 100
         lengths.add(state)
     running = [state_of(f"running {number}", [0] * 10, 400) for number in range(20)]
-    assert GrowthForecast(lengths, running[1:]).peak_with(running[0]) > 20 * 120
+    assert GrowthForecast(lengths, running[1:], 1).peak_with(running[0]) > 20 * 120
 
 
 def test_an_answer_that_grows_alone_needs_no_reserve() -> None:
