@@ -133,8 +133,11 @@ class EngineFlags(options.BatchLimits):
         int, typer.Option(min=1, help="Maximum tokens per answer if the request sets no max_tokens.")
     ] = 4096
     scheduling_policy: Annotated[
-        Literal["fcfs", "priority", "shortest-prefill"],
-        typer.Option(help="Order of waiting requests: by arrival, by their priority field, or short prompts first."),
+        Literal["fcfs", "priority", "shortest-prefill", "fair"],
+        typer.Option(
+            help="Order of waiting requests: by arrival, by their priority field (-100 to 100), short prompts first, "
+            "or tenants in turn by their weights."
+        ),
     ] = "fcfs"
     max_waiting: Annotated[
         int, typer.Option(min=1, help="Maximum requests that wait for a slot in the batch; more are refused.")

@@ -16,7 +16,7 @@ from ...cloud_engine.models.loading.loader import load_model
 from ...kernels.runtime.host_memory import keep_freed_memory
 from ...protocol.errors import ConfigurationError
 from ..shared.workload import Workload, WorkloadRequest, draw
-from . import peers, speculation
+from . import host, peers, speculation
 from .ceilings import MatrixProducts
 from .driving import engine_config
 from .invariance import invariance_figures
@@ -213,6 +213,7 @@ GROUPS: Mapping[str, Callable[[_EngineBench], Figures]] = {
     "prefill": lambda it: prefill_figures(it.model, it.products),
     "prefix": lambda it: prefix_figures(it.model),
     "scheduler": lambda it: {"scheduler_us_256": scheduler_microseconds(), "kv_waste": kv_waste(it.options.workload)},
+    "host": lambda it: host.host_figures(host.ROWS, host.CONTEXTS, it.say),
     "steps": lambda it: measured_step_time(it.model, it.options.running, it.options.workload).figures(),
     "simulation": lambda it: simulation_errors(it.model, it.options.running, it.options.workload, it.say),
     "invariance": _EngineBench.invariance,

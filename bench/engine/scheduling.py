@@ -23,7 +23,7 @@ from ...cloud_engine.models.rope import RotaryConfig
 from ...protocol.sampling import ResolvedParams, SamplingParams
 from ..shared.workload import Workload, WorkloadRequest, draw
 
-_VOCABULARY = 32
+VOCABULARY = 32
 
 
 def scheduler_microseconds(sequences: int = 256, rounds: int = 15) -> float:
@@ -39,10 +39,10 @@ def _scheduler_microseconds(sequences: int, steps: int = 200) -> float:
         max_waiting=sequences,
         num_gpu_blocks_override=sequences * 20,
     )
-    engine = _ModelFreeEngine(ServedModel(_smallest_model()), config)
+    engine = _ModelFreeEngine(ServedModel(smallest_model()), config)
     for number in range(sequences):
         params = SamplingParams(temperature=0.0, max_tokens=steps + 40, ignore_eos=True)
-        engine.add_request(GenerationRequest(str(number), [number % _VOCABULARY] * 32, params))
+        engine.add_request(GenerationRequest(str(number), [number % VOCABULARY] * 32, params))
     for _ in range(8):
         engine.step()
     gc.collect()
@@ -64,7 +64,7 @@ class _ModelFreeEngine(Engine):
         plan = self._scheduler.plan(batch)
         started = time.perf_counter()
         counts = [item.num_samples for item in batch]
-        result = StepResult(plan.id, counts, [_VOCABULARY - 1] * sum(counts))
+        result = StepResult(plan.id, counts, [VOCABULARY - 1] * sum(counts))
         self.computed_s += time.perf_counter() - started
         return result
 
@@ -114,18 +114,19 @@ def _played(
                     scheduler.remove(item.state)
 
 
-def _smallest_model() -> Decoder:
-    rotary = RotaryConfig.from_parameters({}, rotary_dim=4, context_length=4096)
+def smallest_model(context_length: int = 4096) -> Decoder:
+    """Return a model of one layer with zero weights."""
+    rotary = RotaryConfig.from_parameters({}, rotary_dim=4, context_length=context_length)
     config = ModelConfig(
         architecture="LlamaForCausalLM",
-        vocab_size=_VOCABULARY,
+        vocab_size=VOCABULARY,
         hidden_size=4,
         intermediate_size=4,
         num_layers=1,
         num_heads=1,
         num_kv_heads=1,
         head_dim=4,
-        context_length=4096,
+        context_length=context_length,
         rms_norm_eps=1e-5,
         rotary=rotary,
         tie_word_embeddings=True,

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from ...kernels.runtime.backend import AttentionChoice
 from ...protocol.errors import ConfigurationError
 
-SchedulingPolicy = Literal["fcfs", "priority", "shortest-prefill"]
+SchedulingPolicy = Literal["fcfs", "priority", "shortest-prefill", "fair"]
 DraftLength = Literal["adaptive", "fixed"]
 Mode = Literal["latency", "balanced", "throughput"]
 WeightsDtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -48,7 +48,7 @@ class EngineConfig:
     default_max_tokens: int = 4096
     # Target time per step, in milliseconds; long prefills and drafts are chunked to fit. None: no target.
     max_step_ms: int | None = None
-    # Order in which requests are served: see `scheduler.order_of`.
+    # Order in which requests are served: see `scheduling.policies`.
     scheduling_policy: SchedulingPolicy = "fcfs"
     # Maximum queue length, not counting requests that fit into the next step. Further requests raise OverloadedError.
     max_waiting: int = 256

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...protocol.decoding import prepare_types
-from ...protocol.errors import MissingDependencyError
+from ...protocol.errors import ConfigurationError, MissingDependencyError
 from ...protocol.http.access import Access, check_keyless
 from ...protocol.http.server import DRAIN_S, bind_socket, exit_with_parent, serve, url_of
 from ...protocol.http.tls import TlsFiles, check_encrypted
@@ -69,6 +69,11 @@ def run_node(options: NodeOptions) -> None:
     """
     if options.api_key is None:
         check_keyless(options.host, _SET_KEY)
+        if options.engine.scheduling_policy == "fair":
+            raise ConfigurationError(
+                f"--scheduling-policy fair needs a key, so that only the gateway can name tenants: {_SET_KEY}.",
+                param="scheduling_policy",
+            )
     check_encrypted(options.host, options.tls, insecure=options.insecure)
     if options.registration is not None:
         options.registration.check(options.host, insecure=options.insecure)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from ...protocol.errors import ConfigurationError
 from .types import QuerySpan
 
 Ints = NDArray[np.int64]
+_NO_BLOCKS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,10 @@ class RaggedBatch:
         position = np.array([*(span.start for span in spans), -padding], dtype=np.int64)
         rows = np.array([*(span.length for span in spans), padding], dtype=np.int64)
         lengths = -(-(position + rows) // block_size)
-        used = (span.block_table[:length] for span, length in zip(spans, lengths[:-1], strict=True))
-        blocks = np.fromiter(chain.from_iterable(used), dtype=np.int64, count=int(lengths.sum()))
+        used = zip(spans, lengths.tolist(), strict=False)
+        blocks = np.concatenate(
+            [_NO_BLOCKS, *(np.asarray(span.block_table, np.int64)[:length] for span, length in used)]
+        )
         return cls(spans, position, rows, starts(rows), starts(lengths), blocks, block_size)
 
     @property

@@ -13,7 +13,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, replace
 from random import getrandbits  # faster than `secrets`; request ids are not secret
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import FastAPI
@@ -42,6 +42,9 @@ from .wire import WireRequest, WireResponse, close_body, error_body
 
 #: Header from the gateway to its nodes: an opaque tenant id, the same for all requests of one API key.
 TENANT_HEADER = b"x-updraft-tenant"
+#: Header from the gateway to its nodes: the tenant's share with `--scheduling-policy fair`, relative to other tenants.
+WEIGHT_HEADER = b"x-updraft-tenant-weight"
+TenantWeight = Annotated[float, msgspec.Meta(gt=0, le=1000)]
 
 #: Scope key of a future, set by `Connection`, that completes if the client disconnects before the response is done.
 CLIENT_GONE = "updraft.gone"

@@ -103,6 +103,11 @@ def test_no_route_answers_a_foreign_page(make: Callable[[], FastAPI]) -> None:
             assert client.request(method, path, headers=headers).status_code == 403, (method, path)
 
 
+def test_only_a_node_with_a_key_trusts_tenants() -> None:
+    with pytest.raises(ConfigurationError, match=r"fair needs a key, .*: set UPDRAFT_NODE_API_KEY"):
+        process.run_node(process.NodeOptions("none", EngineConfig(scheduling_policy="fair")))
+
+
 def test_serving_other_machines_needs_a_key(tmp_path: Path) -> None:
     """A node needs a key, a gateway a key file, and what to do is said."""
     for host in ("0.0.0.0", "::", "", "192.168.1.5", "box.lan"):

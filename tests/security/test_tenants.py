@@ -27,3 +27,12 @@ def test_a_tenant_shares_no_cached_prefix_with_another(node: Any) -> None:
     assert cached("alice") == 0
     assert cached("alice") > 16
     assert cached("bob") == 0
+
+
+@pytest.mark.parametrize("weight", ["0", "-1", "nan", "1e9", "heavy"])
+def test_a_weight_out_of_bounds_is_refused(node: Any, weight: str) -> None:
+    headers = {**node.headers, "x-updraft-tenant": "alice", "x-updraft-tenant-weight": weight}
+    for path, body in (("completions", {"prompt": "Hi"}), ("embeddings", {"input": "Hi"})):
+        answer = httpx.post(f"{node.url}/v1/{path}", json={"model": "tiny", **body}, headers=headers)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "x-updraft-tenant-weight"

@@ -47,7 +47,7 @@ class KVCacheManager:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self._prefixes = PrefixCache(self.pool, block_size, gaps=window is not None) if enable_prefix_caching else None
-        self._window = window
+        self.window = window
         self._grown: list[RequestState] = []  # requests that got blocks since `take_grown`
         self._drafted: set[int] = set()  # registered blocks that are filled in the draft model's cache too
 
@@ -56,17 +56,17 @@ class KVCacheManager:
 
     def most_blocks_for(self, num_tokens: int) -> int:
         """Return the maximum number of blocks that a request holds at once while it grows to `num_tokens`."""
-        return most_blocks(num_tokens, self.block_size, self._window)
+        return most_blocks(num_tokens, self.block_size, self.window)
 
-    def admit(self, state: RequestState) -> bool:
+    def admit(self, state: RequestState, reserved: int = 0) -> bool:
         """Assign blocks for a request's known tokens, cached blocks first. If too few are free, return False.
 
-        With a window, only the first chunk gets blocks now, but as many blocks as the request can ever hold must be
-        free. On success, `num_computed_tokens` is the length of the cached prefix. The prefix never includes the last
-        known token, because the logits of this token are needed."""
+        Keeps `reserved` blocks free. With a window, only the first chunk gets blocks now, but as many blocks as the
+        request can ever hold must be free. On success, `num_computed_tokens` is the length of the cached prefix. The
+        prefix never includes the last known token, because the logits of this token are needed."""
         cached = self._cached_prefix(state)
         revived = sum(self.pool.references(block) == 0 for block in _allocated_blocks(cached))
-        if self._missing(state, cached) + revived > self.pool.num_free:
+        if self._missing(state, cached) + revived + reserved > self.pool.num_free:
             return False
         missing = self._blocks_to_start(state, cached) - len(cached)
         for block in _allocated_blocks(cached):
@@ -94,9 +94,9 @@ class KVCacheManager:
 
     def _blocks_to_start(self, state: RequestState, cached: list[int]) -> int:
         num_tokens = len(state.token_ids)
-        if self._window is None:
+        if self.window is None:
             return self.blocks_for(num_tokens)
-        return self.blocks_for(min(num_tokens, len(cached) * self.block_size + self._window.max_chunk))
+        return self.blocks_for(min(num_tokens, len(cached) * self.block_size + self.window.max_chunk))
 
     def grow(self, state: RequestState, num_tokens: int) -> bool:
         """Extend the block table to `num_tokens`. If the pool has too few blocks, return False and change nothing."""
@@ -124,7 +124,7 @@ class KVCacheManager:
 
     def release_out_of_reach(self, states: Iterable[RequestState]) -> None:
         """Release blocks that lie wholly before the window of the next query. Registered blocks stay cached."""
-        for state in states if self._window is not None else ():
+        for state in states if self.window is not None else ():
             index = self._oldest_in_reach(state.num_computed_tokens) - 1
             while index >= 0 and state.block_table[index] != NO_BLOCK:
                 self.pool.release(state.block_table[index])
@@ -158,9 +158,9 @@ class KVCacheManager:
 
     def _oldest_in_reach(self, position: int) -> int:
         """Return the block table index of the first block that a query at `position` or later can see."""
-        if self._window is None:
+        if self.window is None:
             return 0
-        return max(0, position - self._window.num_tokens + 1) // self.block_size
+        return max(0, position - self.window.num_tokens + 1) // self.block_size
 
     def _allocate(self) -> int:
         block = self.pool.allocate()
@@ -174,7 +174,7 @@ class KVCacheManager:
         if self._prefixes is None:
             return []
         end = state.num_skippable_tokens // self.block_size
-        if self._window is not None:
+        if self.window is not None:
             return self._prefix_in_reach(self._prefixes.each(state.prefix, state.token_ids, end))
         return self._prefixes.leading(state.prefix, state.token_ids, end)
 

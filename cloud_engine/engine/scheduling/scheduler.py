@@ -17,31 +17,19 @@ from operator import attrgetter
 from typing import Protocol
 
 from ....protocol.errors import OverloadedError
-from ..config import MAX_DRAFT_TOKENS, EngineConfig, SchedulingPolicy
+from ..config import MAX_DRAFT_TOKENS, EngineConfig
 from ..kv.kv_cache_manager import KVCacheManager
 from ..stats import EngineStats
 from ..step import StepPlan
 from ..types.request import GenerationRequest
 from ..types.request_state import RequestState, ScheduledRequest
+from .growth import AnswerLengths, GrowthForecast
 from .plain_decodes import PlainDecodes
 from .plan_builder import PlanBuilder
+from .policies import POLICIES
 from .step_budget import StepBudget
 
-#: Seconds of waiting that weigh as much as one priority level, or as one prompt token with "shortest-prefill".
-PRIORITY_S, PREFILL_TOKEN_S = 10.0, 0.01
 _order = attrgetter("order")
-
-
-def order_of(state: RequestState, scheduling_policy: SchedulingPolicy) -> float:
-    """Return the sort key of a request, lowest first. The key never changes.
-
-    Every policy for scheduling includes the arrival time, so that no request starves: a request can only overtake
-    requests that arrived shortly before. This works like priority ageing, but never re-sorts the queue."""
-    if scheduling_policy == "priority":
-        return state.arrived + PRIORITY_S * state.request.priority
-    if scheduling_policy == "shortest-prefill":
-        return state.arrived + PREFILL_TOKEN_S * len(state.request.prompt_ids)
-    return state.arrived
 
 
 class DraftPlanner(Protocol):
@@ -61,7 +49,7 @@ class DraftPlanner(Protocol):
 
 
 class Scheduler:
-    """Serves requests in order (`order_of`). A preempted request frees its blocks and is recomputed later.
+    """Serves requests in the order of an `OrderPolicy`. A preempted request frees its blocks and is recomputed later.
 
     The scheduler cannot deadlock, because the first request always advances: every admitted request fits into the pool
     alone (`fits`), running requests get blocks in order, and a request that lacks a block preempts the last request,
@@ -75,10 +63,15 @@ class Scheduler:
         self._config = config
         self._cache = cache
         self._speculator = speculator
+        self._policy = POLICIES[config.scheduling_policy]()
+        self._served = 0.0  # highest sort key of a request that has run
         self._step_budget = StepBudget(config.max_step_ms and config.max_step_ms / 1e3, config.max_num_seqs)
         self._prompt_tokens = 0  # prompt tokens in the last step
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
+        self._lengths = AnswerLengths()
+        self._forecast: GrowthForecast | None = None  # of `running`, in this step; None until it is needed
+        self._refused: RequestState | None = None  # waits for blocks until a running request stops
         self.decodes = PlainDecodes(cache)  # the running requests that only decode
         self._plans = PlanBuilder(cache, config.max_num_seqs)
         self._num_decodes = 0  # plain decodes in the scheduled batch, which begins with them
@@ -103,7 +96,7 @@ class Scheduler:
 
     def add(self, state: RequestState) -> None:
         """Queue a request; call `check_capacity` first."""
-        state.order = order_of(state, self._config.scheduling_policy)
+        state.order = self._policy.order(state, self._served)
         insort(self.waiting, state, key=_order)
 
     def schedule(self) -> list[ScheduledRequest]:
@@ -121,6 +114,7 @@ class Scheduler:
         decodes, other_requests, left = self._continue_running(for_prompts)
         if self.counters.preemptions == preemptions:
             left = self._admit_waiting(other_requests, left)
+        self._forecast = None
         self._prompt_tokens = for_prompts - left
         # Drafts only get leftover budget, time and blocks, so they never delay or preempt a request.
         for_drafts = self._step_budget.max_draft_tokens(budget - self._prompt_tokens, self._prompt_tokens)
@@ -167,6 +161,7 @@ class Scheduler:
         """Remove a finished or aborted request, running or waiting, and free its blocks."""
         if state in self.running:
             self._stop(state)
+            self._lengths.add(state)
         else:
             self.waiting.remove(state)
 
@@ -231,16 +226,33 @@ class Scheduler:
                 return
 
     def _admit_first(self) -> bool:
-        """Start the first waiting request; return False if the batch has no place or the pool too few blocks for it."""
+        """Start the first waiting request; return False if the batch has no place or the pool too few blocks for it.
+
+        Blocks for the expected growth of running answers stay free, unless the request may preempt one of them."""
         state = self.waiting[0]
-        if not self._has_place() or not self._cache.admit(state):
+        if not self._has_place() or state is self._refused:
             return False
+        forecast = self._forecast = self._forecast or GrowthForecast(
+            self._lengths, self.running, self._cache.block_size
+        )
+        reserved = 0
+        if self.running and not _may_be_preempted(self.running[-1], state):
+            reserved = self._num_reserved(forecast, state)
+        if not self._cache.admit(state, reserved):
+            self._refused = state if reserved else None
+            return False
+        forecast.add([state])
         del self.waiting[0]
+        self._served = max(self._served, state.order)
         self._run(state)
         if state.num_preemptions == 0 and state.index == 0:  # a request's other answers do not count as prompts
             state.num_cached_tokens = state.num_computed_tokens
             self._count(state)
         return True
+
+    def _num_reserved(self, forecast: GrowthForecast, state: RequestState) -> int:
+        """Return how many blocks to keep free if `state` is admitted. With a window, requests hardly grow."""
+        return 0 if self._cache.window is not None else forecast.peak_with(state)
 
     def _count(self, state: RequestState) -> None:
         counters = self.counters
@@ -264,6 +276,7 @@ class Scheduler:
         self.decodes.running_changed()
 
     def _stop(self, state: RequestState) -> None:
+        self._forecast = self._refused = None
         self.running.remove(state)
         self._cache.register(state)  # a plain decode may have unregistered full blocks
         self._cache.free(state)
@@ -285,15 +298,20 @@ class Scheduler:
     def _num_fitting(self, expected: Sequence[GenerationRequest]) -> int:
         """Return how many queued requests, counted from the first, fit into batch and pool if no block is cached."""
         places = self._config.max_num_seqs - sum(map(_num_places, self.running))
-        blocks = self._cache.pool.num_free
-        queue = chain(
-            ((_num_places(state), len(state.token_ids)) for state in self.waiting),
-            ((request.n, len(request.prompt_ids)) for request in expected),
-        )
-        for count, (num_answers, num_tokens) in enumerate(queue):
-            places -= num_answers
-            blocks -= self._cache.most_blocks_for(num_tokens)
-            if places < 0 or blocks < 0:
+        if self.waiting and self.waiting[0] is self._refused:
+            return 0
+        blocks, reserved = self._cache.pool.num_free, 0
+        forecast = GrowthForecast(self._lengths, self.running, self._cache.block_size)
+        for count, request in enumerate([*self.waiting, *expected]):
+            if isinstance(request, RequestState):
+                places -= _num_places(request)
+                blocks -= self._cache.most_blocks_for(len(request.token_ids))
+                reserved = self._num_reserved(forecast, request)
+                forecast.add([request])
+            else:
+                places -= request.n
+                blocks -= self._cache.most_blocks_for(len(request.prompt_ids))
+            if places < 0 or blocks < reserved:
                 return count
         return len(self.waiting) + len(expected)
 

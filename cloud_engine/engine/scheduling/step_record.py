@@ -44,6 +44,9 @@ class Arrival(msgspec.Struct, frozen=True, tag=True):
     max_tokens: int
     n: int
     priority: int
+    # Hash of the tenant, and its weight.
+    tenant: str
+    weight: float
     # Number of predicted tokens.
     num_predicted: int
     has_logprobs: bool
@@ -116,6 +119,8 @@ class StepRecorder:
             state.max_tokens,
             request.n,
             request.priority,
+            self._hash(request.tenant),
+            request.weight,
             len(request.draft_ids),
             request.params.logprobs is not None,
             state.scores_prompt,

@@ -9,6 +9,9 @@ from functools import partial
 from ....protocol.sampling import SamplingParams
 from ....protocol.structured import Constraint
 
+#: Largest distance of a request's priority from 0. Bounds the time for which other requests can overtake a request.
+MAX_PRIORITY = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
@@ -31,8 +34,11 @@ class GenerationRequest:
     draft_ids: list[int] = field(default_factory=list[int])
     # Number of answers. The first computes the prompt, and the others find its full blocks in the prefix cache.
     n: int = 1
+    # Priority with `--scheduling-policy priority`, at most `MAX_PRIORITY` from 0; lower values are served first.
     priority: int = 0
-    """Priority with `--scheduling-policy priority`; lower values are served first."""
+    # Tenant with `--scheduling-policy fair`, and its share of the node relative to other tenants.
+    tenant: str = ""
+    weight: float = 1.0
     # Only requests with equal salts share cached prefixes, so that timings do not reveal other clients' prompts.
     cache_salt: str = ""
     # Required format of every answer, such as a JSON schema.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ class SlotState:
 
     sequence: NewSequence
     token_ids: list[int] = field(init=False)
-    block_table: list[int] = field(init=False)
+    block_table: array[int] = field(init=False)
     num_computed_tokens: int = field(init=False)
     num_draft_computed_tokens: int = field(init=False)
     # Prompt tokens after the first that have log-probabilities.
@@ -41,7 +42,7 @@ class SlotState:
 
     def __post_init__(self) -> None:
         new = self.sequence
-        self.token_ids, self.block_table = list(new.token_ids), list(new.block_table)
+        self.token_ids, self.block_table = list(new.token_ids), array("q", new.block_table)
         self.num_computed_tokens = new.num_computed_tokens
         self.num_draft_computed_tokens = new.num_draft_computed_tokens
         self.num_scored_tokens = new.num_scored_tokens or 0

@@ -10,6 +10,7 @@ of the others are then used if the next plan decodes just these.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -168,7 +169,7 @@ class Worker:
         for sequence in plan.new:
             self._states[sequence.slot] = SlotState(sequence, MeanPool() if sequence.embed else None)
         for new in plan.new_blocks:
-            self._states[new.slot].block_table[new.start :] = new.blocks
+            self._states[new.slot].block_table[new.start :] = array("q", new.blocks)
 
     def _launch(self, batch: list[SlotState], num_decodes: int, sampling: StepSampling) -> LaunchedStep:
         decodes, other_states = batch[:num_decodes], batch[num_decodes:]

@@ -19,6 +19,8 @@ class QueuePlace:
     priority: Priority = "interactive"
     # Tenant of the request. Tenants with requests of the same priority take turns.
     tenant: str = ""
+    # Share of the tenant at nodes with `--scheduling-policy fair`, relative to other tenants.
+    weight: float = 1.0
 
 
 @dataclass(eq=False, slots=True)

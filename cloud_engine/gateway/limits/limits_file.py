@@ -10,6 +10,7 @@ import msgspec
 
 from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError
+from ....protocol.http.app import TenantWeight
 from ....protocol.unicode_forms import read_text
 from ....protocol.validation_messages import plain_words
 from ..access.principal import Limits
@@ -22,6 +23,8 @@ class LimitsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenants: dict[str, Limits] = {}
     # Limits by model, across all callers.
     models: dict[str, Limits] = {}
+    # Shares of tenants at nodes with `--scheduling-policy fair`, relative to other tenants, whose share is 1.
+    weights: dict[str, TenantWeight] = {}
 
 
 prepare_types(LimitsFile)

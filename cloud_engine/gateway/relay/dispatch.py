@@ -19,7 +19,7 @@ from ....protocol.errors import (
     QuarantinedRequestError,
     UpdraftError,
 )
-from ....protocol.http.app import ATTEMPT_HEADER, TENANT_HEADER
+from ....protocol.http.app import ATTEMPT_HEADER, TENANT_HEADER, WEIGHT_HEADER
 from ....protocol.telemetry.tracing import Span
 from ..balancing.affinity import Placement
 from ..balancing.node import Node
@@ -301,6 +301,8 @@ def _headers(call: Call, span: Span) -> Headers:
     # Nodes keep the caches of tenants apart by this hash, and never learn the tenant's name.
     tenant = blake2b(call.place.tenant.encode(), digest_size=16).hexdigest().encode()
     own = [(b"x-request-id", call.id.encode()), (TENANT_HEADER, tenant), (ATTEMPT_HEADER, call.attempt)]
+    if call.place.weight != 1:
+        own.append((WEIGHT_HEADER, str(call.place.weight).encode()))
     traced = [(name.encode(), value.encode()) for name, value in span.headers({}).items()]
     replaced = {name for name, _ in traced}
     return [*own, *traced, *(header for header in call.forwarded if header[0] not in replaced)]

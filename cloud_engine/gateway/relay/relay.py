@@ -89,7 +89,8 @@ class Relay:
         """Run the steps of a request in order. Raises an UpdraftError to refuse it."""
         headers = request.headers  # includes `x-api-key`, which Anthropic's clients send
         principal = self.keys.principal(headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}")
-        place = QueuePlace(principal.priority, principal.tenant)
+        weight = self.accounting.limiter.limits_file.weights.get(principal.tenant, 1.0)
+        place = QueuePlace(principal.priority, principal.tenant, weight)
         self.dispatch.registry.queue.check(place)  # refuse early, before the body is read and without a usage row
         row.key_name, row.key_id, row.tenant = principal.name, principal.key_id, principal.tenant
         row.tier = principal.priority

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -24,6 +25,8 @@ from ....protocol.http.access import Access
 from ....protocol.http.app import (
     ATTEMPT_HEADER,
     TENANT_HEADER,
+    WEIGHT_HEADER,
+    TenantWeight,
     cancel_on_disconnect,
     create_app,
     error_response,
@@ -50,7 +53,7 @@ from ..answers.running_usage import TokenCounter, UnstreamedUsage
 from ..registration import Registration
 from .embeddings import embed
 from .metrics import node_metrics
-from .preprocessing import PreparedRequest, RequestPreprocessor
+from .preprocessing import PreparedRequest, RequestPreprocessor, Tenant
 from .responses import compacted, read_compact, read_prompt, read_stateless, translated
 
 if TYPE_CHECKING:
@@ -172,7 +175,7 @@ class _Node:
         async def prompt_tokens() -> int:
             return len(job.generations[0].prompt_ids)
 
-        async def prepared(_body: bytes, _tenant: str) -> PreparedRequest:
+        async def prepared(_body: bytes, _tenant: Tenant) -> PreparedRequest:
             return job
 
         return send(message_of(asked, await self._answer(request, chat, prepared), prompt_tokens), request, HEARTBEAT_S)
@@ -183,12 +186,12 @@ class _Node:
         chat = await off_event_loop(body, lambda: read_count(body))
         return send_json({"input_tokens": await self._count_prompt(chat, _tenant(request))})
 
-    async def _count_prompt(self, chat: bytes, tenant: str) -> int:
+    async def _count_prompt(self, chat: bytes, tenant: Tenant) -> int:
         job = await self._chat_job(chat, tenant)
         return len(job.generations[0].prompt_ids)
 
     async def _chat_job(
-        self, body: bytes, tenant: str, hints: tuple[str, ...] = (), names: Mapping[str, str] | None = None
+        self, body: bytes, tenant: Tenant, hints: tuple[str, ...] = (), names: Mapping[str, str] | None = None
     ) -> PreparedRequest:
         try:
             return await asyncio.to_thread(self._preprocessor.chat, body, tenant, hints, names)
@@ -197,7 +200,7 @@ class _Node:
             raise
 
     async def complete(self, request: Request) -> Response:
-        async def make_job(body: bytes, tenant: str) -> PreparedRequest:
+        async def make_job(body: bytes, tenant: Tenant) -> PreparedRequest:
             return await off_event_loop(body, lambda: self._preprocessor.completion(body, tenant))
 
         return send(await self._answer(request, await read_body(request), make_job), request, HEARTBEAT_S)
@@ -207,7 +210,7 @@ class _Node:
         with cancel_on_disconnect(request):
             parsed, inputs = await off_event_loop(body, lambda: self._embedding(body))
             with _rename_prompt_param("input"):
-                vectors = await embed(self._engine, inputs)
+                vectors = await embed(self._engine, inputs, _tenant(request))
         return send_json(embedding_list(parsed, vectors, sum(map(len, inputs))))
 
     def _embedding(self, body: bytes) -> tuple[EmbeddingRequest, list[list[int]]]:
@@ -268,7 +271,7 @@ class _Node:
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
 
     async def _answer(
-        self, request: Request, body: bytes, make_job: Callable[[bytes, str], Awaitable[PreparedRequest]]
+        self, request: Request, body: bytes, make_job: Callable[[bytes, Tenant], Awaitable[PreparedRequest]]
     ) -> WireResponse:
         """Answer a request. A failure before the first token is an HTTP error, but an event after `HEARTBEAT_S` seconds
         of a stream. A disconnect aborts the request."""
@@ -277,7 +280,7 @@ class _Node:
             job = await make_job(body, tenant)
             constraint = job.generations[0].constraint  # the same for all prompts
             if constraint is not None:
-                await self._grammars.check(constraint, tenant)
+                await self._grammars.check(constraint, tenant.id)
             span = self._tracer.request(request.scope["path"], request.headers)
             span.set({"gen_ai.request.model": self._card.id, "gen_ai.request.stream": job.stream})
             answer = _traced(self._pieces(job), span)
@@ -370,8 +373,13 @@ async def _events(
         await rest.aclose()
 
 
-def _tenant(request: Request) -> str:
-    return request.headers.get(TENANT_HEADER.decode(), "")
+def _tenant(request: Request) -> Tenant:
+    """Return the tenant that the gateway names. Callers without the node's key were refused already."""
+    tenant, weight = (request.headers.get(name.decode(), "") for name in (TENANT_HEADER, WEIGHT_HEADER))
+    try:
+        return Tenant(tenant, msgspec.convert(weight or 1.0, TenantWeight, strict=False))
+    except msgspec.ValidationError as error:
+        raise invalid_value(WEIGHT_HEADER.decode(), "must be above 0 and at most 1000") from error
 
 
 @contextmanager

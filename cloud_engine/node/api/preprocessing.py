@@ -21,12 +21,22 @@ from ....text.templates import tool_messages as tool_turns
 from ....text.tokenizer import Tokenizer
 from ....text.tool_formats import ToolFormat
 from ....text.tool_stream import AnswerSyntax, OfferedTools
-from ...engine.types.request import GenerationRequest
+from ...engine.types.request import MAX_PRIORITY, GenerationRequest
 from ..answers.answer_stream import TokenExchange
 from ..answers.best_of import BestOf
 from ..answers.formats import AnswerFormat, ChatFormat, TextFormat
 from ..answers.prompt_report import PromptReport, ReportedPrompt
 from ..answers.running_usage import RunningUsage, TokenCounter
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """The owner of a request, as the gateway names it. Only a caller with the node's key can set it."""
+
+    # Opaque id; empty without a gateway.
+    id: str = ""
+    # Share of the node with `--scheduling-policy fair`, relative to other tenants.
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ class RequestPreprocessor:
         self._max_prompt_bytes = tokenizer.limit(context_length)
 
     def chat(
-        self, body: bytes, tenant: str, hints: tuple[str, ...] = (), names: Mapping[str, str] | None = None
+        self, body: bytes, tenant: Tenant, hints: tuple[str, ...] = (), names: Mapping[str, str] | None = None
     ) -> PreparedRequest:
         """Prepare a chat request. `hints`: notes for the answer. `names`: field names in the client's own API."""
         fields = read_object(body)
@@ -99,17 +109,19 @@ class RequestPreprocessor:
             each = replace(each, params=params, constraint=constraint, streamed=True)
         reasoning = None if each.constraint is not None else chat.reasoning  # a grammar forbids reasoning
         syntax = AnswerSyntax(offered, reasoning)
-        shape = ChatFormat(*self._shape(request), _noted(hints, each), syntax)
+        shape = ChatFormat(*self._shape(request), _noted(hints, request, each), syntax)
         return replace(self._job(request, [each], shape), syntax=syntax)
 
-    def completion(self, body: bytes, tenant: str) -> PreparedRequest:
+    def completion(self, body: bytes, tenant: Tenant) -> PreparedRequest:
         fields = read_object(body)
         request, hints = read_completion(fields), ignored(fields, reasons=False)
         self._check(request)
         prompts = self._token_ids(request.prompts, "prompt")
         given = self._given_answer(request)
         generations = [_generation(request, prompt + given, tenant, []) for prompt in prompts]
-        return self._job(request, generations, TextFormat(*self._shape(request), _noted(hints, generations[0])))
+        return self._job(
+            request, generations, TextFormat(*self._shape(request), _noted(hints, request, generations[0]))
+        )
 
     def inputs(self, request: EmbeddingRequest) -> list[list[int]]:
         """Return the token ids of all inputs of an embedding request."""
@@ -206,7 +218,7 @@ class RequestPreprocessor:
 
 
 def _generation(
-    request: ChatRequest | CompletionRequest, prompt: list[int], tenant: str, draft: list[int]
+    request: ChatRequest | CompletionRequest, prompt: list[int], tenant: Tenant, draft: list[int]
 ) -> GenerationRequest:
     params = request.sampling()
     if request.num_candidates > request.num_answers:
@@ -217,16 +229,21 @@ def _generation(
         params,
         draft,
         n=request.num_candidates,
-        priority=request.priority or 0,
-        cache_salt=json.dumps([tenant, request.cache_salt or ""]),
+        priority=max(-MAX_PRIORITY, min(request.priority or 0, MAX_PRIORITY)),
+        tenant=tenant.id,
+        weight=tenant.weight,
+        cache_salt=json.dumps([tenant.id, request.cache_salt or ""]),
         constraint=request.constraint(),
         streamed=request.stream or bool(params.stop),  # this process matches stop strings, so it needs tokens early
     )
 
 
-def _noted(hints: tuple[str, ...], generation: GenerationRequest) -> AnswerNotes | UnsetType:
-    """Return the answer's notes on hints without effect and on the parts of the schema that are not enforced."""
-    notes = [*hints, *(() if generation.constraint is None else generation.constraint.notes)]
+def _noted(
+    hints: tuple[str, ...], request: ChatRequest | CompletionRequest, generation: GenerationRequest
+) -> AnswerNotes | UnsetType:
+    """Return the answer's notes: hints without effect, a changed priority, and parts of the schema not enforced."""
+    clamped = [] if generation.priority == (request.priority or 0) else [f"priority: {generation.priority} is used"]
+    notes = [*hints, *clamped, *(() if generation.constraint is None else generation.constraint.notes)]
     return AnswerNotes(notes=notes) if notes else UNSET
 
 

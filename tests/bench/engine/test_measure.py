@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from updraft.bench.engine import invariance, peers, shapes, speculation, step_times
+from updraft.bench.engine import host, invariance, peers, shapes, speculation, step_times
 from updraft.bench.engine import measure as engine
 from updraft.bench.engine import speed as engine_speed
 from updraft.bench.engine.ceilings import matmul_flops, memory_bandwidth
@@ -33,6 +33,7 @@ from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError
 
 LOADS, ACCEPTANCES = (1, 2), (0.8,)
+HOST_ROWS, HOST_CONTEXTS = (1, 20), (64,)
 #: With `vs_transformers_static` and `vs_transformers_cb` of the peers, which take minutes.
 NAMED = {
     *("decode_bandwidth_share", "prefill_matmul_share", "batch8_over_batch1", "scheduler_us_256", "kv_waste"),
@@ -44,6 +45,7 @@ MORE = {
     *("memory_gb_per_s", "prefill_tokens_per_s", "prefix_tokens"),
     *("batch_invariant_cost", "divergence_rate", "divergence_rate_invariant"),
     *(f"{name}_{load}" for load in LOADS for name in ("spec_on_over_off", "spec_on_tokens_per_s", "spec_step_share")),
+    *(f"host_us_{kind}_{rows}x{HOST_CONTEXTS[0]}" for kind in ("plain", "mixed") for rows in HOST_ROWS),
     *StepTimeModel(1.0, 0.0, 0.0, rows=(0.0,) * MAX_ROW_COSTS).figures(),
     *(
         f"simulation_{figure}_error_{load}%"
@@ -60,6 +62,8 @@ def little(monkeypatch: pytest.MonkeyPatch) -> Workload:
     monkeypatch.setattr(engine_speed, "matmul_flops", lambda weight: matmul_flops(weight, 256))
     monkeypatch.setattr(invariance, "_ROUNDS", 1)
     monkeypatch.setattr(step_times, "_ROUNDS", 1)
+    monkeypatch.setattr(host, "ROWS", HOST_ROWS)
+    monkeypatch.setattr(host, "CONTEXTS", HOST_CONTEXTS)
     monkeypatch.setattr(engine, "scheduler_microseconds", lambda: scheduler_microseconds(64, rounds=1))
     monkeypatch.setattr(speculation, "_BLOCK_S", 0.05)
     monkeypatch.setattr(speculation, "_BLOCKS", 4)

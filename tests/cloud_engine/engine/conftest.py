@@ -10,6 +10,7 @@ import pytest
 import torch
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.scheduling.growth import GrowthForecast
 from updraft.cloud_engine.engine.speculation.drafter import Drafter
 from updraft.cloud_engine.engine.types.outputs import PromptLogprob, RequestStats, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
@@ -22,6 +23,14 @@ from updraft.protocol.sampling import SamplingParams
 torch.set_num_threads(1)
 
 VOCABULARY = 97
+
+
+@pytest.fixture(autouse=True)
+def eager_admission(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Admit requests without regard to the growth of others, so that small pools preempt often. The scheduler's own
+    tests run with the forecast."""
+    if request.path.parent.name != "scheduling":
+        monkeypatch.setattr(GrowthForecast, "peak_with", lambda *_: 0)
 
 
 @dataclass

@@ -8,7 +8,7 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,11 +64,11 @@ class Running:
         return httpx.get(f"{self.url}/admin/{what}", headers=headers, timeout=60).raise_for_status().json()[what]
 
 
-def start_gateway(spawn: Callable[..., Any], folder: Path, *nodes: Any) -> Running:
+def start_gateway(spawn: Callable[..., Any], folder: Path, *nodes: Any, flags: Sequence[str] = ()) -> Running:
     keys, db = folder / "keys", folder / "usage.sqlite"
     key, admin_key = make_key(keys, "tester"), make_key(keys, "operator", "admin", "usage")
     urls = [word for node in nodes for word in ("--node", node.url)]
-    process = spawn(*GATEWAY, *urls, "--keys", str(keys), "--ledger", str(db), "--exit-with-parent")
+    process = spawn(*GATEWAY, *urls, "--keys", str(keys), "--ledger", str(db), "--exit-with-parent", *flags)
     return Running(process.url, key, admin_key, db, process.popen)
 
 
@@ -456,15 +456,19 @@ def test_null_is_absent_and_models_are_listed_as_the_node_does(shared: Running) 
         assert card.model_extra == {"max_model_len": 2000}
 
 
-def test_headers_and_query_go_along_to_a_node(spawn_gateway: Callable[..., Running]) -> None:
-    with running_full_cloud() as cloud, spawn_gateway(cloud).client() as client:
+def test_headers_and_query_go_along_to_a_node(spawn_gateway: Callable[..., Running], tmp_path: Path) -> None:
+    (tmp_path / "limits.toml").write_text("[weights]\ntester = 2.5\n")
+    limits = ("--limits", str(tmp_path / "limits.toml"))
+    with running_full_cloud() as cloud, spawn_gateway(cloud, flags=limits).client() as client:
         extra = {"X-Title": "An app", "Cookie": "a=b", "X-Updraft-Tenant": "another", "X-Auth-Token": "hunter2"}
+        extra["X-Updraft-Tenant-Weight"] = "1000"
         client.chat.completions.create(
             model="big", messages=say("abc"), extra_headers=extra, extra_query={"api-version": "7"}
         )
         got = cloud.headers[0]
         assert (got["x-title"], cloud.queries) == ("An app", ["api-version=7"])
         assert got["x-updraft-tenant"] != "another"
+        assert got["x-updraft-tenant-weight"] == "2.5"
         assert "cookie" not in got
         assert not {"authorization", "x-auth-token"} & got.keys()
         assert client.models.retrieve("big").owned_by == "somebody"

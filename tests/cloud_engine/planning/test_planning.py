@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from updraft.accounting.ledger.table import BookedRow
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
+from updraft.cloud_engine.engine.scheduling.growth import GrowthForecast
 from updraft.cloud_engine.engine.step import StepResult
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import ScheduledRequest
@@ -51,8 +52,11 @@ class _Watched(Engine):
         return super()._execute(batch)
 
 
-def test_the_simulation_takes_the_steps_of_a_real_engine() -> None:
-    """With queues, chunks of prompts and preemptions: the blocks do not hold all that run."""
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_the_simulation_takes_the_steps_of_a_real_engine(is_eager: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With queues, chunks of prompts and, where requests are admitted eagerly, preemptions."""
+    if is_eager:
+        monkeypatch.setattr(GrowthForecast, "peak_with", lambda *_: 0)
     config = replace(CONFIG, num_gpu_blocks_override=14, max_model_len=224, enable_prefix_caching=False)
     drawn = random.Random(5)
     trace = [PlannedRequest(0.0, drawn.randint(1, 100), drawn.randint(1, 60)) for _ in range(20)]
@@ -67,7 +71,7 @@ def test_the_simulation_takes_the_steps_of_a_real_engine() -> None:
     for number, row in enumerate(trace):
         node.add(row, number)
     node.run_until(float("inf"))
-    assert engine.stats().preemptions > 0
+    assert engine.stats().preemptions > 0 or not is_eager
     assert node.contents == engine.contents
 
 

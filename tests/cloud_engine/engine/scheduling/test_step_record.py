@@ -111,6 +111,8 @@ class Replay:
             [0] * event.num_predicted,
             n=event.n,
             priority=event.priority,
+            tenant=event.tenant,
+            weight=event.weight,
             embed=event.embed,
         )
         grammar: Any = Endless() if event.is_constrained else None

@@ -205,14 +205,23 @@ def test_a_request_takes_the_store_three_times(
 
 def test_the_policy_file(tmp_path: Path) -> None:
     file = tmp_path / "limits.toml"
-    file.write_text('[tenants.acme]\nrequests_per_minute = 5\n\n[models."a/b"]\nusd_per_day = 2.5\n')
+    file.write_text(
+        '[tenants.acme]\nrequests_per_minute = 5\n\n[models."a/b"]\nusd_per_day = 2.5\n[weights]\nacme = 3\n'
+    )
     limits = read_limits_file(file)
     assert limits.tenants == {"acme": Limits(requests_per_minute=5)}
     assert limits.models == {"a/b": Limits(usd_per_day=2.5)}
+    assert limits.weights == {"acme": 3}
     file.write_text("[tenants.acme]\n[tenants.globex]\nmax_concurrency = 0\n")
     with pytest.raises(ConfigurationError, match=r"`tenants\.globex\.max_concurrency` must be at least 1"):
         read_limits_file(file)
-    for wrong in ("[tenants.acme]\nrequests = 5\n", "[tenant.acme]\n", "[tenants.acme]\nmax_concurrency = 0\n", "["):
+    for wrong in (
+        "[tenants.acme]\nrequests = 5\n",
+        "[tenant.acme]\n",
+        "[tenants.acme]\nmax_concurrency = 0\n",
+        "[weights]\nacme = 0\n",
+        "[",
+    ):
         file.write_text(wrong)
         with pytest.raises(ConfigurationError, match=r"limits\.toml"):
             read_limits_file(file)

@@ -108,7 +108,7 @@ Path("/proc/self/clear_refs").write_text("5")
 model = load_model(Path(sys.argv[2]), dtype=torch.bfloat16)
 weights = sum(parameter.nbytes for parameter in model.parameters())
 loaded = (memory("VmHWM") - before) / weights
-engine = Engine(ServedModel(model), EngineConfig(num_gpu_blocks_override=16, draft_length="fixed"))  # runs no step
+engine = Engine(ServedModel(model), EngineConfig(num_gpu_blocks_override=16))
 if isinstance(model.lm_head, OneDnnLinear) and model.config.tie_word_embeddings:
     weights += model.embed_tokens.weight.nbytes  # oneDNN's form cannot be looked up in: the plain one stays
 print(loaded, (memory("VmHWM") - before) / weights)
