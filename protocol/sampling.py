@@ -123,13 +123,8 @@ class ResolvedParams(SamplingParams):
     @property
     def edits(self) -> bool:
         """Return whether any logits need editing before sampling (see `text.logit_edits`)."""
-        return bool(self.logit_bias) or self.edits_follow
-
-    @property
-    def edits_follow(self) -> bool:
-        """Return whether the edits depend on the answer so far."""
         penalised = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
-        return penalised or self.min_tokens > 0
+        return bool(self.logit_bias) or penalised or self.min_tokens > 0
 
     @property
     def truncates(self) -> bool:

@@ -19,6 +19,7 @@ from ...cloud_engine.engine.config import EngineConfig
 from ...cloud_engine.engine.engine import Engine
 from ...cloud_engine.engine.process.messages import OutputReport
 from ...cloud_engine.engine.types.request import GenerationRequest
+from ...cloud_engine.engine.worker.launched_step import UnreadInputs
 from ...cloud_engine.engine.worker.model_runner import Chunk
 from ...cloud_engine.engine.worker.served_model import ServedModel
 from ...kernels.attention.ragged_batch import RaggedBatch
@@ -47,11 +48,13 @@ class _InstantRunner:
         self._logits[:, _TOKEN] = 9.0
         self.prepare_s = 0.0
 
-    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+    def run(self, chunks: Sequence[Chunk], _unread: UnreadInputs | None = None) -> Tensor:
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
         return self._logits[: self._prepared(spans, sum(chunk.num_logits for chunk in chunks))]
 
-    def run_decodes(self, spans: Sequence[QuerySpan], _token_ids: Tensor) -> Tensor:
+    def run_decodes(
+        self, spans: Sequence[QuerySpan], _token_ids: Tensor, _unread: UnreadInputs | None = None
+    ) -> Tensor:
         return self._logits[: self._prepared(spans, len(spans))]
 
     def _prepared(self, spans: Sequence[QuerySpan], num_logits: int) -> int:
@@ -102,8 +105,8 @@ def step_phases(rows: int, context: int, *, is_mixed: bool, steps: int = _STEPS)
     for part, name, phase in (
         (scheduler, "schedule", "schedule"),
         (scheduler, "plan", "plan"),
-        (worker, "draft", "draft"),
         (worker, "launch", "launch"),
+        (worker, "sample", "sample"),
         (worker, "read", "result"),
         (outputs, "process", "process"),
     ):

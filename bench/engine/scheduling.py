@@ -12,11 +12,12 @@ from ...cloud_engine.engine.engine import Engine
 from ...cloud_engine.engine.kv.kv_cache_manager import KVCacheManager
 from ...cloud_engine.engine.scheduling.scheduler import Scheduler
 from ...cloud_engine.engine.speculation.speculator import Speculator
-from ...cloud_engine.engine.step import StepResult
+from ...cloud_engine.engine.step import DraftProposal, StepPlan, StepResult, StepSampling
 from ...cloud_engine.engine.types.prediction import PredictionCursor
 from ...cloud_engine.engine.types.request import GenerationRequest
 from ...cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from ...cloud_engine.engine.worker.served_model import ServedModel
+from ...cloud_engine.engine.worker.worker import MaskAfter, Worker
 from ...cloud_engine.models.config import ModelConfig
 from ...cloud_engine.models.decoder import Decoder
 from ...cloud_engine.models.rope import RotaryConfig
@@ -55,18 +56,37 @@ def _scheduler_microseconds(sequences: int, steps: int = 200) -> float:
     return 1e6 * seconds / steps
 
 
+class _InstantWorker(Worker):
+    """A worker whose model instantly returns the last token of the vocabulary."""
+
+    result = StepResult(0, [], [])  # the result of the next step
+
+    def launch(self, plan: StepPlan, mask_after: MaskAfter) -> dict[int, DraftProposal]:
+        del plan, mask_after
+        return {}
+
+    def sample(self, sampling: StepSampling) -> None: ...
+
+    def read(self, plan: StepPlan) -> StepResult:
+        del plan
+        return self.result
+
+
 class _ModelFreeEngine(Engine):
-    """An engine whose model instantly returns the last token of the vocabulary."""
+    """An engine with an instant worker."""
 
     computed_s = 0.0
 
-    def _execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
-        plan = self._scheduler.plan(batch)
+    def __init__(self, served: ServedModel, config: EngineConfig) -> None:
+        super().__init__(served, config)
+        self._worker = self.worker = _InstantWorker(self._worker.runner, self._speculator.propose)
+
+    def _execute(self, batch: Sequence[ScheduledRequest]) -> None:
         started = time.perf_counter()
         counts = [item.num_samples for item in batch]
-        result = StepResult(plan.id, counts, [VOCABULARY - 1] * sum(counts))
+        self.worker.result = StepResult(0, counts, [VOCABULARY - 1] * sum(counts))
         self.computed_s += time.perf_counter() - started
-        return result
+        super()._execute(batch)
 
 
 def step_rows(requests: Sequence[WorkloadRequest], config: EngineConfig) -> list[tuple[int, int]]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from ...cloud_engine.engine.config import EngineConfig
 from ...cloud_engine.engine.engine import Engine
-from ...cloud_engine.engine.step import StepResult
 from ...cloud_engine.engine.types.request import GenerationRequest
 from ...cloud_engine.engine.types.request_state import ScheduledRequest
 from ...cloud_engine.engine.worker.served_model import ServedModel
@@ -53,9 +52,9 @@ class _Recording(Engine):
         """Restart the clock for the next step, to exclude work outside the engine."""
         self._ended = self.clock()
 
-    def _execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
+    def _execute(self, batch: Sequence[ScheduledRequest]) -> None:
         self._content = StepContent.of(batch)
-        return super()._execute(batch)
+        super()._execute(batch)
 
     def timed_step(self) -> list[str]:
         """Run and record a step; return the requests that got a token."""

@@ -1,10 +1,15 @@
-"""The synchronous engine. `Engine.step` schedules a batch, has the worker execute its plan, and reports the result."""
+"""The synchronous engine. `Engine.step` schedules a batch, has the worker execute its plan, and reports the result.
+
+An asynchronous device (`Runner.runs_ahead`) gets the forward pass of the next step before the result of the current one
+is read, so that it computes while the host processes this result.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,7 +29,7 @@ from .scheduling.step_record import RecordHeader, StepRecorder
 from .speculation.cost_table import CostTable
 from .speculation.draft_model import DraftModel
 from .speculation.drafter import Drafter, NgramDrafter
-from .speculation.speculator import Speculator
+from .speculation.speculator import Speculator, StepDrafts
 from .speculation.vocabulary_check import check_same_vocabulary
 from .stats import EngineStats
 from .step import StepPlan, StepResult, StepSampling
@@ -37,6 +42,25 @@ from .worker.model_runner import Runner, graph_limits
 from .worker.served_model import DraftWeights, ServedModel
 from .worker.warm_up import make_ready, step_profile
 from .worker.worker import Worker
+
+
+@dataclass(slots=True)
+class _UnreadStep:
+    """A launched step whose result is unread."""
+
+    batch: Sequence[ScheduledRequest]
+    plan: StepPlan
+    # Constrained requests, with their slots in the plan.
+    constrained: list[tuple[int, ScheduledRequest]]
+    prompt_tokens: int
+    drafts: StepDrafts
+    # Requests that have ended or were preempted since the plan, but not by this step's result.
+    dropped: Set[RequestState]
+
+    @property
+    def request_ids(self) -> list[str]:
+        """The requests whose tokens this step computes."""
+        return [item.state.request_id for item in self.batch if item.state not in self.dropped]
 
 
 class Engine:
@@ -97,7 +121,7 @@ class Engine:
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         # Requests with a reserved place in the queue, and their arrival time, in `time.monotonic` seconds.
         self._expected: dict[str, tuple[GenerationRequest, float]] = {}
-        self._batch: Sequence[ScheduledRequest] = ()  # batch of a step that has not ended
+        self._unread: deque[_UnreadStep] = deque()  # launched steps; between steps, at most one that is not sampled
 
     @classmethod
     def from_folder(
@@ -185,49 +209,77 @@ class Engine:
     def step(self) -> StepOutputs:
         """Run one step over the scheduled requests and return the new tokens; empty if nothing is scheduled."""
         started = time.perf_counter()
-        batch = self._batch = self._scheduler.schedule()
-        if not batch:
-            return StepOutputs()
-        if self._recorder is not None:
-            self._recorder.begin(batch)
-        result = self._execute(batch)
-        outputs = self._outputs.process(batch, result)
+        if not self._unread and not self._launch():
+            return StepOutputs()  # every request waits for its constraint to be compiled, or has been aborted
+        step = self._unread[0]
+        self._sample(step)
+        if self._worker.runner.runs_ahead and not self._speculator.awaits_tokens(len(self._scheduler.running)):
+            self._counters.overlapped_steps += self._launch()
+        outputs, result = self._read(step)
         step_s = time.perf_counter() - started
-        self._speculator.observe(batch, step_s)
+        self._speculator.observe(step.batch, step_s, step.drafts)
         if self._recorder is not None:
-            self._recorder.end(batch, result, self._speculator.draft_tokens, step_s)
-        self._scheduler.observe(len(batch), step_s)
+            self._recorder.end(step.batch, result, step.drafts.draft_tokens, step_s)
+        self._scheduler.observe(len(step.batch), step_s, (step.prompt_tokens, step.drafts.draft_tokens))
         self._counters.step_seconds.observe(step_s)
-        self._batch = ()
+        self._unread.popleft()
         return outputs
 
-    def _execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
-        """Execute a step in the worker. If the device is asynchronous, also launch the next step if it is known."""
-        cut_drafts(batch)
-        plan, worker = self._scheduler.plan(batch), self._worker
-        sampling = self._draft(plan, batch[plan.num_decodes :])
-        worker.launch(plan, sampling)
-        ahead = self._scheduler.plan_ahead(batch) if worker.runner.runs_ahead else None
-        if ahead is not None:
-            worker.launch_ahead(ahead)
-        if self._recorder is not None:
-            self._recorder.plan(plan, ahead)
-        return worker.read(plan)
+    def _launch(self) -> bool:
+        """Schedule a step, and launch its forward pass. Return False if nothing is scheduled."""
+        batch = self._scheduler.schedule()
+        if batch:
+            self._execute(batch)
+        elif self._recorder is not None and self._unread:
+            self._recorder.pause()
+        return bool(batch)
 
-    def _draft(self, plan: StepPlan, batch: Sequence[ScheduledRequest]) -> StepSampling:
-        """Run the drafters of a step, and cut the drafts in `batch` at the first token that a grammar forbids."""
-        grammars = {item.state.slot: item.state.grammar for item in batch if item.state.grammar is not None}
+    def _execute(self, batch: Sequence[ScheduledRequest]) -> None:
+        """Plan a step, run its drafters and launch its forward pass."""
+        if self._recorder is not None:
+            self._recorder.begin(batch)
+        # The grammar of a request with an unread result lacks tokens, so its drafts are only cut by `_sample`.
+        other_items = batch[self._scheduler.num_decodes :]
+        cut_drafts([item for item in other_items if not item.state.num_pending_tokens])
+        constrained = [item for item in other_items if item.state.grammar is not None and item.num_samples]
+        plan = self._scheduler.plan(batch)
+        if self._recorder is not None:
+            self._recorder.plan(plan)
+        prompt_tokens, dropped = self._scheduler.prompt_tokens, self._scheduler.decodes.dropped
+        in_slots = [(item.state.slot, item) for item in constrained]
+        self._unread.append(_UnreadStep(batch, plan, in_slots, prompt_tokens, self._speculator.step, dropped))
+        grammars = {slot: item.state.grammar for slot, item in in_slots}
 
         def mask_after(slot: int, draft_ids: Sequence[int]) -> Mask | None:
-            return grammars[slot].mask(draft_ids)
+            grammar = grammars[slot]
+            assert grammar is not None, "only constrained rows have masks"
+            return grammar.mask(draft_ids)
 
-        drafts = self._worker.draft(plan, mask_after)
-        for item in batch if drafts else ():
+        drafts = self._worker.launch(plan, mask_after)
+        for item in other_items if drafts else ():
             if (draft := drafts.get(item.state.slot)) is not None:
                 item.draft_ids, item.draft_ends = list(draft.token_ids), draft.ends
-        cut_drafts(batch)
-        masks = {item.state.slot: _masks(item) for item in batch if item.state.grammar is not None and item.num_samples}
-        return StepSampling(plan.id, masks)
+                item.state.unread_drafts = item.draft_ids
+                item.state.num_computed_tokens -= item.num_planned_drafts - len(draft.token_ids)
+                item.num_planned_drafts = len(draft.token_ids)
+
+    def _sample(self, step: _UnreadStep) -> None:
+        """Sample the tokens of a step, under the masks of grammars that know all earlier tokens."""
+        masks: dict[int, list[bytes | None]] = {}
+        dropped: list[int] = []
+        for slot, item in step.constrained:
+            if item.state in step.dropped:
+                dropped.append(slot)
+            else:
+                cut_drafts([item])
+                masks[slot] = _masks(item)
+        self._worker.sample(StepSampling(step.plan.id, masks, dropped))
+
+    def _read(self, step: _UnreadStep) -> tuple[StepOutputs, StepResult]:
+        result = self._worker.read(step.plan)
+        if self._recorder is not None:
+            self._recorder.read(step.batch)
+        return self._outputs.process(step.batch, result), result
 
     def reset(self) -> list[str]:
         """Drop all requests and the KV cache, and return the ids of the dropped requests.
@@ -235,9 +287,9 @@ class Engine:
         Call this after a failed step: in-flight state is unreliable, so requests must be added again with their tokens
         so far (`Resumption`). Expected requests keep their places.
         """
-        batch = [item.state.request_id for item in self._batch]  # has requests that ended in the failed step
-        lost = list(dict.fromkeys([*self._outputs.request_ids(), *batch]))
-        self._batch = ()
+        in_steps = [name for step in self._unread for name in step.request_ids]  # some ended in the failed step
+        lost = list(dict.fromkeys([*self._outputs.request_ids(), *in_steps]))
+        self._unread.clear()
         self._worker.reset()
         if self._recorder is not None:
             self._recorder.reset()
@@ -257,8 +309,9 @@ class Engine:
 
     @property
     def suspects(self) -> list[str]:
-        """The requests of the failed step, or all requests if the step failed before its batch was known."""
-        return list({item.state.request_id: None for item in self._batch}) or self._outputs.request_ids()
+        """The requests of the failed steps, or all requests if the first failed before its batch was known."""
+        in_steps = [name for step in self._unread for name in step.request_ids]
+        return list(dict.fromkeys(in_steps)) or self._outputs.request_ids()
 
     def stats(self) -> EngineStats:
         running = self._scheduler.running
@@ -317,10 +370,10 @@ class Engine:
 
 
 def _masks(item: ScheduledRequest) -> list[bytes | None]:
-    """Return the grammar masks of an item's sampled rows."""
+    """Return the grammar masks of a row for the last known token and of a row for each draft token."""
     grammar = item.state.grammar
     assert grammar is not None, "only constrained rows have masks"
-    masks = [grammar.mask(item.draft_ids[:number]) for number in range(item.num_samples)]
+    masks = [grammar.mask(item.draft_ids[:number]) for number in range(1 + len(item.draft_ids))]
     return [None if mask is None else mask.tobytes() for mask in masks]
 
 

@@ -31,6 +31,10 @@ class EngineStats:
     finished_requests: int = 0
     aborted_requests: int = 0
     preemptions: int = 0
+    # Steps launched before the result of the previous step was read.
+    overlapped_steps: int = 0
+    # Rows (tokens) computed for requests that ended, were aborted or were preempted before the result was read.
+    vain_rows: int = 0
     # Prompt tokens looked up in the prefix cache, counted when a request starts.
     prefix_query_tokens: int = 0
     # Prompt tokens found in the prefix cache.

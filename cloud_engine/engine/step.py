@@ -2,6 +2,10 @@
 
 A sequence keeps one slot from its first plan until it ends or is preempted. A `StepPlan` names only changes: sequences
 that are new in their slot, and blocks that a slot did not have before.
+
+The plan of step k + 1 may be sent before the result of step k is read. It reserves blocks for the case that all drafts
+of step k are accepted, and the worker computes from the true lengths. `StepSampling` follows once the result of step k
+is known, while step k + 1 computes.
 """
 
 from __future__ import annotations
@@ -81,11 +85,13 @@ class StepSampling(msgspec.Struct, frozen=True):
     """The grammar masks of a step.
 
     `masks`: by slot, bit sets of allowed tokens after 0, 1, 2 ... drafts; None after drafts that complete the grammar.
-    Further drafts, which the grammar forbids, are not verified.
+    Further drafts, which the grammar forbids, are not verified. `dropped`: constrained slots whose tokens are not
+    needed, because their sequences have ended since the plan.
     """
 
     id: int
     masks: dict[int, list[bytes | None]] = {}
+    dropped: list[int] = []
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -31,7 +31,8 @@ class AttentionPlan:
     """The work of all kernel programs, as arrays."""
 
     # (splits, 8): start of the sequence's blocks in `blocks`, first row, number of rows, position of the first row,
-    # first key, end of the keys (exclusive), first row of the partial result (-1 if the tile is not split), unused.
+    # first key, end of the keys (exclusive), first row of the partial result (-1 if the tile is not split), and index
+    # of the sequence, which the kernels do not read.
     work: Ints
     # (rows, 4), for each row with partial results: the row, its index in the first split's result, the stride between
     # splits, and the number of splits.
@@ -67,6 +68,7 @@ def plan_attention(
 class _Tiles:
     """Tiles as parallel arrays. The tile with most keys is first, so that no long tile runs alone at the end."""
 
+    sequence: Ints
     table: Ints
     first_row: Ints
     rows: Ints
@@ -81,7 +83,7 @@ def _tiles(batch: RaggedBatch, queries: int) -> _Tiles:
     position = batch.position[sequence] + first
     keys = np.maximum(position + rows, 0)
     order = np.argsort(-keys, kind="stable")
-    columns = (batch.table[sequence], batch.first_row[sequence] + first, rows, position, keys)
+    columns = (sequence, batch.table[sequence], batch.first_row[sequence] + first, rows, position, keys)
     return _Tiles(*(column[order] for column in columns))
 
 
@@ -96,6 +98,7 @@ def _work(tiles: _Tiles, splits: Ints, lengths: Ints, first_partial: Ints) -> In
     work[:, 4] = first_key
     work[:, 5] = np.minimum(first_key + lengths[tile], tiles.keys[tile])
     work[:, 6] = np.where(splits[tile] > 1, first_partial[tile] + split * rows, -1)
+    work[:, 7] = tiles.sequence[tile]
     return work
 
 
@@ -117,6 +120,26 @@ class AttentionMetadata:
     blocks: Tensor
     partial_rows: int
     launch: Launch
+
+    def shift_(self, batch: RaggedBatch, by: Tensor) -> Tensor:
+        """Begin each sequence of the planned `batch` earlier, by numbers of positions that only the device knows.
+
+        `by` (sequences,) int64, without the padding. Returns the position of each row, (rows,) int64. Kernels do not
+        read keys after the last row of a tile, so tiles may keep their ranges of keys.
+        """
+        sequence, _ = repeated(batch.rows)
+        columns = np.stack((sequence, batch.positions(), batch.table[sequence]))
+        staged = torch.from_numpy(columns)
+        if by.is_cuda:
+            staged = staged.pin_memory()
+        sequences, positions, tables = staged.to(by.device, non_blocking=True)
+        by = torch.cat((by, by.new_zeros(1)))  # the padding keeps its positions
+        self.work[:, 3] -= by[self.work[:, 7]].to(torch.int32)
+        positions = positions - by[sequences]
+        is_padding = positions < 0
+        block = self.blocks[torch.where(is_padding, 0, tables + positions // batch.block_size)]
+        self.slots.copy_(torch.where(is_padding, -1, block * batch.block_size + positions % batch.block_size))
+        return positions.clamp(min=0)
 
 
 @dataclass(frozen=True, slots=True)

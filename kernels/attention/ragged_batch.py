@@ -100,6 +100,13 @@ class Passes:
         return self.batch.slots()[self.row]
 
 
+def shifted(spans: Sequence[QuerySpan], by: Sequence[int]) -> list[QuerySpan]:
+    """Return the spans, each beginning earlier by a number of positions."""
+    return [
+        QuerySpan(span.start - number, span.length, span.block_table) for span, number in zip(spans, by, strict=True)
+    ]
+
+
 def repeated(counts: Ints) -> tuple[Ints, Ints]:
     """Repeat each index by its count and number the repetitions: [2, 1] gives [0, 0, 1] and [0, 1, 0]."""
     index = np.repeat(np.arange(len(counts)), counts)

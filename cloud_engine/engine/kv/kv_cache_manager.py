@@ -116,8 +116,9 @@ class KVCacheManager:
         return grown
 
     def trim(self, state: RequestState) -> None:
-        """Release blocks beyond the known tokens, left over from rejected drafts."""
-        for _ in range(len(state.block_table) - self.blocks_for(len(state.token_ids))):
+        """Release blocks that neither known tokens nor planned steps need, left over from rejected drafts."""
+        needed = self.blocks_for(max(len(state.token_ids), state.num_computed_tokens))
+        for _ in range(len(state.block_table) - needed):
             self.pool.release(state.block_table.pop())
         state.num_planned_blocks = min(state.num_planned_blocks, len(state.block_table))
         state.num_slots = len(state.block_table) * self.block_size
@@ -125,7 +126,7 @@ class KVCacheManager:
     def release_out_of_reach(self, states: Iterable[RequestState]) -> None:
         """Release blocks that lie wholly before the window of the next query. Registered blocks stay cached."""
         for state in states if self.window is not None else ():
-            index = self._oldest_in_reach(state.num_computed_tokens) - 1
+            index = self._oldest_in_reach(state.num_certain_tokens) - 1
             while index >= 0 and state.block_table[index] != NO_BLOCK:
                 self.pool.release(state.block_table[index])
                 state.block_table[index] = NO_BLOCK
@@ -136,10 +137,13 @@ class KVCacheManager:
         return sum(state.num_slots - state.num_computed_tokens for state in states)
 
     def register(self, state: RequestState) -> None:
-        """Register newly filled blocks with the prefix cache, and record which of them the draft model filled too."""
+        """Register blocks that planned steps fill with known tokens, and record which of them the draft model filled.
+
+        Later plans may use these blocks at once, because steps are computed in the order of their plans.
+        """
         if self._prefixes is None or not state.request.uses_prefix_cache:
             return
-        full = state.num_computed_tokens // self.block_size
+        full = state.num_certain_tokens // self.block_size
         if full > state.num_registered_blocks:
             self._prefixes.register(state.prefix, state.token_ids, state.block_table, state.num_registered_blocks, full)
             state.num_registered_blocks = full

@@ -79,9 +79,12 @@ class OutputProcessor:
         return self._forget(request_id)
 
     def process(self, batch: Sequence[ScheduledRequest], result: StepResult) -> StepOutputs:
-        """Apply the result of a step to its requests and return the new tokens."""
-        decoded, remaining = self._scheduler.decodes.take(batch, result)
+        """Apply the result of the earliest unread step to its requests and return the new tokens.
+
+        Requests that were dropped since the step's plan are ignored."""
+        decoded, remaining, num_vain = self._scheduler.decodes.take(batch, result)
         self._counters.steps += 1
+        self._counters.vain_rows += num_vain
         self._counters.generated_tokens += len(decoded.token_ids)
         outputs: list[TokenOutput] = []
         for item, tokens in remaining:
@@ -96,10 +99,8 @@ class OutputProcessor:
         return StepOutputs(decoded, outputs)
 
     def _catch_up(self, item: ScheduledRequest, embedding: Sequence[float] | None) -> list[TokenOutput]:
-        """Advance a request that gets no token in this step. Returns an output only if this completes an embedding."""
+        """Process a request that gets no token in this step. Returns an output only if this completes an embedding."""
         state = item.state
-        state.num_computed_tokens += item.num_tokens
-        self._cache.register(state)
         if embedding is None:
             return []
         stats = state.stats()
@@ -127,7 +128,7 @@ class OutputProcessor:
         num_accepted = min(len(tokens) - 1, len(new))
         self._speculator.record(item, num_accepted, ends=ends)
         state.has_begun = True
-        state.num_computed_tokens = len(state.token_ids) + num_accepted
+        state.num_computed_tokens -= item.num_planned_drafts - num_accepted
         state.token_ids.extend(new)
         state.prediction.advance(state.token_ids, len(new), len(item.draft_ids))
         self._counters.generated_tokens += len(new)
@@ -152,7 +153,6 @@ class OutputProcessor:
         else:
             self._cache.register(state)
             self._cache.trim(state)
-            self._scheduler.decodes.join(state)
         return output
 
     def _finish(self, state: RequestState) -> None:

@@ -10,7 +10,10 @@ from ..types.request_state import RequestState, ScheduledRequest
 
 
 class PlanBuilder:
-    """Assigns slots and builds plans. The slot of an ended sequence is free from the next plan on."""
+    """Assigns slots and builds plans. The slot of an ended sequence is free from the next plan on.
+
+    A plan advances its requests at once, as if all drafts were accepted, so that the next plan needs no result.
+    """
 
     def __init__(self, cache: KVCacheManager, num_slots: int) -> None:
         self._cache = cache
@@ -38,12 +41,16 @@ class PlanBuilder:
             if state.slot < 0:
                 state.slot = self._free.pop()
                 new.append(_new_sequence(state, state.slot))
+            item.num_planned_drafts, state.unread_drafts = len(item.draft_ids), item.draft_ids
             if item.drafter is not None:
                 grants[state.slot] = DraftGrant(item.drafter, item.num_drafts)
+                item.num_planned_drafts = item.num_drafts
             elif item.draft_ids:
                 drafts[state.slot] = item.draft_ids
             slots.append(state.slot)
             counts.append(item.num_tokens)
+            state.num_computed_tokens += item.num_tokens + item.num_planned_drafts
+            self._cache.register(state)
         self._num_plans += 1
         return StepPlan(self._num_plans, slots, counts, num_decodes, new, self._new_blocks(), ended, drafts, grants)
 

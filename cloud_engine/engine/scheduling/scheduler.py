@@ -35,7 +35,8 @@ _order = attrgetter("order")
 class DraftPlanner(Protocol):
     """The scheduler's view of the `Speculator`, which is described there."""
 
-    draft_tokens: int
+    @property
+    def draft_tokens(self) -> int: ...
 
     def grant(
         self,
@@ -44,8 +45,6 @@ class DraftPlanner(Protocol):
         budget: int,
         grow: Callable[[RequestState, int], bool],
     ) -> list[ScheduledRequest]: ...
-
-    def may_draft(self, sequences: int) -> bool: ...
 
 
 class Scheduler:
@@ -66,7 +65,7 @@ class Scheduler:
         self._policy = POLICIES[config.scheduling_policy]()
         self._served = 0.0  # highest sort key of a request that has run
         self._step_budget = StepBudget(config.max_step_ms and config.max_step_ms / 1e3, config.max_num_seqs)
-        self._prompt_tokens = 0  # prompt tokens in the last step
+        self.prompt_tokens = 0  # prompt tokens in the last scheduled step
         self.waiting: list[RequestState] = []
         self.running: list[RequestState] = []
         self._lengths = AnswerLengths()
@@ -74,7 +73,7 @@ class Scheduler:
         self._refused: RequestState | None = None  # waits for blocks until a running request stops
         self.decodes = PlainDecodes(cache)  # the running requests that only decode
         self._plans = PlanBuilder(cache, config.max_num_seqs)
-        self._num_decodes = 0  # plain decodes in the scheduled batch, which begins with them
+        self.num_decodes = 0  # plain decodes in the scheduled batch, which begins with them
         self.counters = counters or EngineStats()
 
     def fits(self, num_tokens: int) -> bool:
@@ -115,36 +114,26 @@ class Scheduler:
         if self.counters.preemptions == preemptions:
             left = self._admit_waiting(other_requests, left)
         self._forecast = None
-        self._prompt_tokens = for_prompts - left
+        self.prompt_tokens = for_prompts - left
         # Drafts only get leftover budget, time and blocks, so they never delay or preempt a request.
-        for_drafts = self._step_budget.max_draft_tokens(budget - self._prompt_tokens, self._prompt_tokens)
+        for_drafts = self._step_budget.max_draft_tokens(budget - self.prompt_tokens, self.prompt_tokens)
         for_drafts = min(for_drafts, MAX_DRAFT_TOKENS)
         if granted := self._speculator.grant(decodes, other_requests, for_drafts, self._cache.grow):
-            for item in granted:
+            drafting = [item for item in granted if item.state.decode is not None]
+            for item in drafting:
                 self.decodes.leave(item.state)
-            other_requests = [item for item in decodes if item.state.decode is not item] + other_requests
+            other_requests = drafting + other_requests
             decodes = [item for item in decodes if item.state.decode is item]
-        self._num_decodes = len(decodes)
+        self.num_decodes = len(decodes)
         return [*decodes, *other_requests]
 
     def plan(self, batch: Sequence[ScheduledRequest]) -> StepPlan:
-        """Return the plan of a scheduled `batch`. Plans must be executed in the order of their creation."""
-        return self._plans.plan(self.decodes.slots, batch[self._num_decodes :])
+        """Return the plan of a scheduled `batch`, and advance its requests.
 
-    def plan_ahead(self, batch: Sequence[ScheduledRequest]) -> StepPlan | None:
-        """Return a plan of the plain decodes of `batch` that continue in the next step, and allocate their blocks.
-
-        This is called before the results of `batch` are read. Returns None if the next step may include drafts, may
-        admit a waiting request because another one ends, or depends on tokens that are still unread.
+        Plans must be executed in the order of their creation. The next step may be scheduled and planned before the
+        results of this plan are processed.
         """
-        if self._num_decodes < len(batch) or any(item.state.edits_follow for item in batch):
-            return None
-        going_on = [item for item in batch if item.start + 1 < item.state.last_position]
-        frees_place = bool(self.waiting) and len(going_on) < len(batch)
-        if not going_on or frees_place or self._speculator.may_draft(len(going_on)):
-            return None
-        grown = all(self._cache.grow(item.state, item.start + 2) for item in going_on)
-        return self._plans.plan([item.state.slot for item in going_on]) if grown else None
+        return self._plans.plan(self.decodes.begin(), batch[self.num_decodes :])
 
     @property
     def reads_prompts(self) -> bool:
@@ -153,9 +142,13 @@ class Scheduler:
             return True
         return any(state.num_uncomputed_tokens > 1 for state in self.decodes.other_requests(self.running))
 
-    def observe(self, sequences: int, step_s: float) -> None:
-        """Learn from the last scheduled step, which had `sequences` and took `step_s` seconds."""
-        self._step_budget.observe(self._prompt_tokens, self._speculator.draft_tokens, sequences, step_s)
+    def observe(self, sequences: int, step_s: float, tokens: tuple[int, int] | None = None) -> None:
+        """Learn from a step that had `sequences` and took `step_s` seconds.
+
+        `tokens`: its numbers of prompt and draft tokens; None for those of the last scheduled step.
+        """
+        prompt_tokens, draft_tokens = tokens or (self.prompt_tokens, self._speculator.draft_tokens)
+        self._step_budget.observe(prompt_tokens, draft_tokens, sequences, step_s)
 
     def remove(self, state: RequestState) -> None:
         """Remove a finished or aborted request, running or waiting, and free its blocks."""
@@ -172,22 +165,21 @@ class Scheduler:
         """Schedule the running requests. Return the plain decodes, the other requests and the rest of `budget`.
 
         `budget` excludes the first token of each running request. Requests get blocks in the order of `running`."""
-        plain, other_requests = self.decodes.shares(self.running)
+        other_requests = self.decodes.other_requests(self.running)
         preemptions = self.counters.preemptions
         batch: list[ScheduledRequest] = []
         for state in sorted([*other_requests, *self.decodes.take_full()], key=_order):
             num_tokens = min(state.num_next_tokens, 1 + budget)
-            if not state.block_table or not self._allocate(state, num_tokens):
-                continue  # preempted by an earlier request, or by itself
+            if not state.block_table or state.ends_next or not self._allocate(state, num_tokens):
+                continue  # preempted by an earlier request or by itself, or its last token is being computed
             if state.decode is not None:
-                self.decodes.expect(state.decode)
-            else:
+                self.decodes.grown(state)
+            elif not self.decodes.join(state):
                 batch.append(ScheduledRequest(state, num_tokens))
                 budget -= num_tokens - 1
         if self.counters.preemptions != preemptions:
-            plain, _ = self.decodes.shares(self.running)
             batch = [item for item in batch if item.state.block_table]  # answers to one request have equal order
-        return plain, batch, budget
+        return self.decodes.items(), batch, budget
 
     def _allocate(self, state: RequestState, num_tokens: int) -> bool:
         """Allocate blocks for `num_tokens`, preempting later requests. Return False if `state` itself was preempted."""
@@ -281,7 +273,7 @@ class Scheduler:
         self._cache.register(state)  # a plain decode may have unregistered full blocks
         self._cache.free(state)
         self._plans.end(state)
-        self.decodes.leave(state)
+        self.decodes.drop(state)
         self.decodes.running_changed()
 
     def _admit_waiting(self, batch: list[ScheduledRequest], budget: int) -> int:

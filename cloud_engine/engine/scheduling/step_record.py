@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,14 +76,16 @@ class StepRecord(msgspec.Struct):
     clock: float
     step_s: float = 0.0
     plan: str = ""
-    # Hash of the plan launched ahead; empty without one.
-    ahead: str = ""
+    # Whether the next step was launched before this step's result was read.
+    overlaps: bool = False
     # Known tokens of each scheduled request before the step.
     lengths: list[int] = []
     # New tokens of each scheduled request. For answers that end, only the computed ones.
     counts: list[int] = []
     # Granted drafts: request, answer, drafter (None for a prediction) and number of tokens.
     drafts: list[tuple[str, int, str | None, int]] = []
+    # Planned tokens of each granted draft: fewer if the grammar forbids some.
+    planned: list[int] = []
     # `StepResult.draft_computed`.
     draft_computed: dict[int, int] = {}
     num_draft_tokens: int = 0
@@ -90,6 +93,10 @@ class StepRecord(msgspec.Struct):
     ended: list[int] = []
     # Block hashes of answers that have ended or were removed: request, index and hashes.
     blocks: list[tuple[str, int, list[str]]] = []
+    # Whether the scheduler had nothing to compute before this step's result was read.
+    is_alone: bool = False
+    # Tokens of the answers that end, in the order of `ended`, and whether they might have become longer.
+    final_lengths: list[tuple[int, bool]] = []
 
 
 class StepRecorder:
@@ -101,13 +108,15 @@ class StepRecorder:
         self._key = secrets.token_hex()
         self._header = msgspec.json.encode(header) + b"\n"
         self._num_steps, self._has_failed = 0, False
+        self._drafting: list[ScheduledRequest] = []  # requests with drafts in the step that is being planned
+        self._known: list[int] = []  # known tokens of each answer of the step that is being processed; -1 if it ended
         try:
             if path.exists():
                 path.replace(path.with_name(f"{path.name}.previous"))
             self._replace(b"")
         except OSError as error:
             raise ConfigurationError(f"record_steps: {error}.", param="record_steps") from error
-        self._step = StepRecord([], False, 0.0)
+        self._steps = deque([StepRecord([], False, 0.0)])  # unfinished: the first gets the events and the next result
 
     def add(self, states: Sequence[RequestState]) -> None:
         """Record the arrival of a request, given its answers."""
@@ -129,40 +138,56 @@ class StepRecorder:
             state.detects_repetition,
             {} if request.resumed is None else {each.index: each.num_generated_tokens for each in states},
         )
-        self._step.events.append(arrival)
+        self._steps[0].events.append(arrival)
 
     def remove(self, request_id: str, index: int | None, states: Sequence[RequestState]) -> None:
         """Record an abort, given the request's unfinished answers."""
-        self._step.events.append(Removal(self._hash(request_id), index))
-        self._step.blocks += [self._blocks(state) for state in states if index in (None, state.index)]
+        self._steps[0].events.append(Removal(self._hash(request_id), index))
+        self._steps[0].blocks += [self._blocks(state) for state in states if index in (None, state.index)]
 
     def reset(self) -> None:
-        self._step = StepRecord([], True, 0.0)
+        self._steps = deque([StepRecord([], True, 0.0)])
 
     def begin(self, batch: Sequence[ScheduledRequest]) -> None:
         """Record the scheduled batch, before its plan is built."""
-        step = self._step
+        if self._steps[-1].plan:
+            self._steps[-1].overlaps = True
+            self._steps.append(StepRecord([], False, 0.0))
+        step = self._steps[-1]
         step.clock = time.monotonic()
         step.lengths = [len(item.state.token_ids) for item in batch]
+        self._drafting = [item for item in batch if item.num_drafts or item.draft_ids]
         step.drafts = [
             (self._hash(item.state.request_id), item.state.index, item.drafter, item.num_drafts or len(item.draft_ids))
-            for item in batch
-            if item.num_drafts or item.draft_ids
+            for item in self._drafting
         ]
 
-    def plan(self, plan: StepPlan, ahead: StepPlan | None) -> None:
-        self._step.plan, self._step.ahead = plan_hash(plan), "" if ahead is None else plan_hash(ahead)
+    def pause(self) -> None:
+        """Record that nothing was scheduled before the result of the last step is read."""
+        self._steps[-1].is_alone = True
+
+    def plan(self, plan: StepPlan) -> None:
+        """Record the plan of the batch."""
+        step = self._steps[-1]
+        step.plan, step.planned = plan_hash(plan), [item.num_planned_drafts for item in self._drafting]
+
+    def read(self, batch: Sequence[ScheduledRequest]) -> None:
+        """Note the known tokens of each answer before the result is processed."""
+        self._known = [len(item.state.token_ids) if item.state.slot >= 0 else -1 for item in batch]
 
     def end(self, batch: Sequence[ScheduledRequest], result: StepResult, num_draft_tokens: int, step_s: float) -> None:
         """Record the processed result, and write the step."""
-        step, self._step = self._step, StepRecord([], False, 0.0)
+        step = self._steps.popleft()
+        if not self._steps:
+            self._steps.append(StepRecord([], False, 0.0))
         step.step_s, step.num_draft_tokens = step_s, num_draft_tokens
         step.counts, step.draft_computed = list(result.counts), result.draft_computed
         for index, item in enumerate(batch):
             state = item.state
-            if state.slot < 0:
+            if state.slot < 0 <= self._known[index]:
                 step.ended.append(index)
-                num_new = len(state.token_ids) - step.lengths[index]
+                step.final_lengths.append((state.num_generated_tokens, state.num_remaining_tokens > 0))
+                num_new = len(state.token_ids) - self._known[index]
                 step.counts[index] = max(0, min(result.counts[index] - 1, num_new))
                 step.blocks.append(self._blocks(state))
         try:

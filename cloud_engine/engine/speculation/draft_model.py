@@ -57,7 +57,9 @@ class DraftModel(Drafter):
         return self._runner
 
     def offer(self, state: RequestState, limit: int) -> int:
-        return limit if self._can_follow(state.num_computed_tokens, state.num_draft_computed_tokens) else 0
+        if state.num_pending_tokens or not self._can_follow(state.num_computed_tokens, state.num_draft_computed_tokens):
+            return 0  # its first pass needs all known tokens
+        return limit
 
     def lag(self, state: RequestState) -> int:
         return len(state.token_ids) - state.num_draft_computed_tokens

@@ -43,6 +43,16 @@ class Offer:
         return chance * (1 - chance**self.limit) / (1 - chance)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpectedStep:
+    """Expectations of a step with drafts."""
+
+    # Seconds of drafting.
+    draft_s: float = 0.0
+    # Seconds that the tokens of a probe usually take; None without a probe.
+    probe_worth_s: float | None = None
+
+
 class DraftPolicy:
     """Grants the draft lengths with the most expected tokens per second, and rarely probes drafts that do not pay."""
 
@@ -52,8 +62,7 @@ class DraftPolicy:
         self._drafting = drafting or DraftingCosts({1: 0.0}, {1: 0.0}, 0.0)
         self._allowance_s = 0.0  # seconds that the next probe may lose
         self._rest = self._rest_size = 0  # remaining steps of a pause in drafting, and bit length of its batch size
-        self._draft_s = 0.0  # expected seconds of drafting in this step
-        self._probe_worth_s: float | None = None  # seconds that the tokens of this step's probe usually take
+        self.expected = ExpectedStep()  # expectations of the last step with offers
         self.pays = False  # whether the last drafts were expected to pay
 
     def is_resting(self, sequences: int, ahead: int = 0) -> bool:
@@ -72,29 +81,33 @@ class DraftPolicy:
         batch = _Batch(offers, sequences, prompt_tokens, self._costs, self._drafting)
         plain, drafts = batch.plan(np.zeros(len(offers))), batch.fastest(batch.acceptance)
         self.pays = drafts.rate > _MIN_GAIN * plain.rate
-        best = self._probed(drafts, plain) if self.pays else self._probed(plain, batch.probe(plain))
+        best, worth_s = self._probed(drafts, plain) if self.pays else self._probed(plain, batch.probe(plain))
         if not self.pays and best is plain:
             self._rest, self._rest_size = _REST_STEPS, sequences.bit_length()
-        self._draft_s = best.draft_s
+        self.expected = ExpectedStep(best.draft_s, worth_s)
         return [int(length) for length in best.lengths]
 
-    def observe(self, sequences: int, prompt_tokens: int, drafts: int, step_s: float) -> None:
-        """Learn from a finished step."""
+    def observe(
+        self, sequences: int, prompt_tokens: int, drafts: int, step_s: float, expected: ExpectedStep | None = None
+    ) -> None:
+        """Learn from a finished step. `expected`: its expectations, the value of `expected` after `lengths`; None if no
+        drafts were offered."""
+        expected = expected or ExpectedStep()
         self._allowance_s += _PROBE_SHARE * step_s
-        if self._probe_worth_s is not None:
-            self._allowance_s -= max(0.0, step_s - self._probe_worth_s)
+        if expected.probe_worth_s is not None:
+            self._allowance_s -= max(0.0, step_s - expected.probe_worth_s)
         self._rest = max(0, self._rest - 1)
         if prompt_tokens == 0:
-            self._costs.observe(sequences, drafts, step_s - self._draft_s)
-        self._draft_s, self._probe_worth_s = 0.0, None
+            self._costs.observe(sequences, drafts, step_s - expected.draft_s)
 
-    def _probed(self, best: _Plan, other: _Plan) -> _Plan:
-        """Return the `other` plan if probes may lose as much time as it is expected to lose, else the `best`."""
+    def _probed(self, best: _Plan, other: _Plan) -> tuple[_Plan, float | None]:
+        """Return the `other` plan if probes may lose as much time as it is expected to lose, else the `best`.
+
+        Also returns the seconds that the tokens of the `other` plan usually take, or None for the `best` plan."""
         worth_s = other.tokens / best.rate
         if other is best or other.taken_s - worth_s > self._allowance_s:
-            return best
-        self._probe_worth_s = worth_s
-        return other
+            return best, None
+        return other, worth_s
 
 
 @dataclass(frozen=True, slots=True)

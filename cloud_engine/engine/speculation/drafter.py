@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..types.draft_record import NgramIndex, num_assumed
+
 if TYPE_CHECKING:
     from ..types.request_state import RequestState
     from ..types.sampling_row import RowOf
@@ -43,18 +45,28 @@ class Drafter(ABC):
 
 
 class NgramDrafter(Drafter):
-    """Proposes the tokens that followed the request's last n-gram earlier in its text: prompt lookup (Saxena 2023)."""
+    """Proposes the tokens that followed the request's last n-gram earlier in its text: prompt lookup (Saxena 2023).
+
+    If the last step is unread, its tokens are assumed to follow the earlier text too.
+    """
 
     name = "ngram"
 
     def offer(self, state: RequestState, limit: int) -> int:
-        start = state.drafts.ngrams.find(state.token_ids)
-        return 0 if start is None else min(limit, len(state.token_ids) - start)
+        return min(limit, len(_continuation(state, state.drafts.ngrams, limit)))
 
     def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
         del row_of
         for item in batch:
             if item.drafter == self.name:
-                start = item.ngrams.find(item.token_ids)
-                assert start is not None, "the scheduler drafts only where `offer` found a repetition"
-                item.draft_ids = item.token_ids[start : start + item.num_drafts]
+                item.draft_ids = _continuation(item, item.ngrams, item.num_drafts)
+
+
+def _continuation(state: RequestState | SlotState, ngrams: NgramIndex, limit: int) -> list[int]:
+    """Return at most `limit` tokens to draft: those that followed the last n-gram before."""
+    start = ngrams.find(state.token_ids)
+    if start is None:
+        return []
+    pending = state.num_pending_tokens
+    start += num_assumed(pending, state.token_ids[start : start + pending], state.unread_drafts)
+    return state.token_ids[start : start + limit]

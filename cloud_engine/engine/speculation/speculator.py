@@ -8,16 +8,17 @@ Imports no torch; only drafters may import it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ..types.draft_record import Acceptance
-from .draft_policy import DraftPolicy, Offer
+from ..types.draft_record import Acceptance, num_assumed
+from ..types.request_state import RequestState, ScheduledRequest
+from .draft_policy import DraftPolicy, ExpectedStep, Offer
 from .drafter import Drafter
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
-    from ..types.request_state import RequestState, ScheduledRequest
     from ..types.sampling_row import RowOf
     from ..types.slot_state import SlotState
     from .cost_table import CostTable
@@ -33,6 +34,16 @@ class DrafterRecord:
         self.acceptance = Acceptance()
 
 
+@dataclass(slots=True)
+class StepDrafts:
+    """The drafting of one step, to learn from the step's time."""
+
+    prompt_tokens: int = 0
+    # Granted draft tokens; after the step, the verified ones.
+    draft_tokens: int = 0
+    expected: ExpectedStep | None = None
+
+
 class Speculator:
     """Grants drafts to requests, runs the drafters, and learns from the results."""
 
@@ -43,8 +54,13 @@ class Speculator:
         drafting = next((drafter.costs for drafter in drafters if drafter.costs is not None), None)
         self._policy = DraftPolicy(costs, drafting) if costs and config.draft_length == "adaptive" else None
         self._records = {name: DrafterRecord() for name in (PREDICTION, *(drafter.name for drafter in drafters))}
-        self._prompt_tokens = self._speculative_steps = 0
-        self.draft_tokens = 0  # draft tokens of this step: granted ones, and after the step the verified ones
+        self._speculative_steps = 0
+        self.step = StepDrafts()  # the last scheduled step
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens of the last scheduled step."""
+        return self.step.draft_tokens
 
     def counters(self) -> dict[str, int]:
         """Return the counters under their names in `EngineStats`."""
@@ -66,31 +82,36 @@ class Speculator:
         `decodes` are plain decodes, which have no predictions. Returns the requests that drafters will draft for.
         """
         sequences = len(decodes) + len(other_items)
-        self.draft_tokens, self._prompt_tokens = 0, sum(item.num_tokens - 1 for item in other_items)
+        step = self.step = StepDrafts(sum(item.num_tokens - 1 for item in other_items))
         drafters = self._drafters if self._policy is None or not self._policy.is_resting(sequences) else ()
         offers: list[tuple[ScheduledRequest, str, Offer]] = []
         for item in chain(decodes, other_items) if drafters else other_items:
-            limit = min(budget, item.state.num_remaining_tokens - 1)
+            limit = min(budget, item.state.num_remaining_tokens - item.state.num_pending_tokens - 1)
             if limit > 0 and item.is_caught_up:
                 offer = self._prediction(item.state, limit, sequences) or self._best(item.state, limit, drafters)
                 offers += [(item, *offer)] if offer else []
         granted_to: list[ScheduledRequest] = []
         for (item, name, _), length in zip(offers, self._lengths(offers, sequences), strict=True):
+            state = item.state
             granted = min(length, budget)
-            if not granted or not grow(item.state, len(item.state.token_ids) + granted):
+            if not granted or not grow(state, state.num_computed_tokens + item.num_tokens + granted):
                 continue
-            self.draft_tokens += granted
+            step.draft_tokens += granted
             budget -= granted
             if name == PREDICTION:
-                item.draft_ids = item.state.prediction.propose(granted)
+                item.draft_ids = _predicted(state, granted)
             else:
-                item.drafter, item.num_drafts = name, granted
-                granted_to.append(item)
+                drafting = item if state.decode is None else ScheduledRequest(state, item.num_tokens)
+                drafting.drafter, drafting.num_drafts = name, granted
+                granted_to.append(drafting)
         return granted_to
 
-    def may_draft(self, sequences: int) -> bool:
-        """Return whether plain decodes may get drafts in the next step, which has this number of `sequences`."""
-        return bool(self._drafters) and not (self._policy and self._policy.is_resting(sequences, ahead=1))
+    def awaits_tokens(self, sequences: int) -> bool:
+        """Return whether a drafter may need the tokens of the last step to draft for the next one.
+
+        The next step is assumed to have this number of `sequences`."""
+        passes = any(drafter.takes_passes for drafter in self._drafters)
+        return passes and not (self._policy and self._policy.is_resting(sequences, ahead=1))
 
     def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
         """Run the drafters for the granted drafts."""
@@ -118,23 +139,26 @@ class Speculator:
             drafts.proposed += proposed
             drafts.accepted += accepted
 
-    def observe(self, batch: Sequence[ScheduledRequest], step_s: float) -> None:
-        """Learn from a finished step. `step_s`: duration of the whole step, in seconds."""
-        self.draft_tokens = sum(len(item.draft_ids) for item in batch) if self.draft_tokens else 0
-        self._speculative_steps += self.draft_tokens > 0
+    def observe(self, batch: Sequence[ScheduledRequest], step_s: float, step: StepDrafts | None = None) -> None:
+        """Learn from a finished `step` that took `step_s` seconds; None for the last scheduled step."""
+        step = step or self.step
+        step.draft_tokens = sum(len(item.draft_ids) for item in batch) if step.draft_tokens else 0
+        self._speculative_steps += step.draft_tokens > 0
         if self._policy is not None and batch:
-            self._policy.observe(len(batch), self._prompt_tokens, self.draft_tokens, step_s)
+            self._policy.observe(len(batch), step.prompt_tokens, step.draft_tokens, step_s, step.expected)
 
     def _lengths(self, offers: Sequence[tuple[ScheduledRequest, str, Offer]], sequences: int) -> list[int]:
         if self._policy is None or not offers:
             return [offer.limit for _, _, offer in offers]
-        return self._policy.lengths([offer for _, _, offer in offers], sequences, self._prompt_tokens)
+        lengths = self._policy.lengths([offer for _, _, offer in offers], sequences, self.step.prompt_tokens)
+        self.step.expected = self._policy.expected
+        return lengths
 
     def _prediction(self, state: RequestState, limit: int, sequences: int) -> tuple[str, Offer] | None:
         """Return the offer of the request's prediction, cut short while nothing is known about the prediction."""
-        predicted = len(state.prediction.propose(limit))
+        predicted = len(_predicted(state, limit))
         if predicted and self._policy is not None and PREDICTION not in state.drafts.acceptance:
-            predicted = self._policy.max_first(predicted, sequences, self._prompt_tokens)
+            predicted = self._policy.max_first(predicted, sequences, self.step.prompt_tokens)
         return (PREDICTION, Offer(self._acceptance(state, PREDICTION), predicted)) if predicted else None
 
     def _best(self, state: RequestState, limit: int, drafters: Sequence[Drafter]) -> tuple[str, Offer] | None:
@@ -152,3 +176,11 @@ class Speculator:
 
     def _acceptance(self, state: RequestState, name: str) -> float:
         return (state.drafts.acceptance.get(name) or self._records[name].acceptance).mean
+
+
+def _predicted(state: RequestState, limit: int) -> list[int]:
+    """Return at most `limit` tokens of the request's prediction, after the tokens that the unread step may add."""
+    pending = state.num_pending_tokens
+    if pending:
+        pending = num_assumed(pending, state.prediction.propose(pending), state.unread_drafts)
+    return state.prediction.propose(limit, pending)

@@ -28,6 +28,16 @@ class Acceptance:
         self.mean += min(1.0, tested / self._weight) * (accepted / tested - self.mean)
 
 
+def num_assumed(num_pending: int, predicted: Sequence[int], unread_drafts: Sequence[int]) -> int:
+    """Return how many tokens the unread step probably adds: all `num_pending`, or 1 if its drafts are outdated.
+
+    `predicted`: the next tokens as predicted now, at most `num_pending`. Drafts that differ were proposed before the
+    step before the unread one rejected others.
+    """
+    is_outdated = list(predicted[1:]) != list(unread_drafts[: max(0, len(predicted) - 1)])
+    return min(num_pending, 1) if is_outdated else num_pending
+
+
 class NgramIndex:
     """Maps each n-gram of `_NGRAM` tokens to the position after its latest occurrence, if a token follows there.
 

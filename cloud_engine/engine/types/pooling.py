@@ -1,8 +1,5 @@
 """Embeddings: mean pooling of a prompt's hidden states, chunk by chunk."""
 
-# torch leaves `Tensor.tolist` untyped
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
 import torch
@@ -23,7 +20,7 @@ class MeanPool:
         total = hidden.to(torch.float32).sum(dim=0)
         self._sum = total if self._sum is None or start == 0 else self._sum + total
 
-    def vector(self) -> list[float]:
-        """Return the embedding (hidden_size,). Waits for the device."""
+    def vector(self) -> Tensor:
+        """Return the embedding (hidden_size,)."""
         assert self._sum is not None, "vector() called before add()"
-        return torch.nn.functional.normalize(self._sum, dim=0).tolist()
+        return torch.nn.functional.normalize(self._sum, dim=0)

@@ -30,9 +30,15 @@ class PredictionCursor:
             self._ends[tuple(self._draft[end - ALIGN_ON : end])].append(end)
         self.num_accepted = 0
 
-    def propose(self, limit: int) -> list[int]:
-        """Return the next predicted tokens, at most `limit`; empty if the prediction is used up or not aligned."""
-        return [] if self._next is None else self._draft[self._next : self._next + min(limit, self._window)]
+    def propose(self, limit: int, num_pending: int = 0) -> list[int]:
+        """Return the predicted tokens after the next `num_pending`, which an unread step is assumed to confirm.
+
+        At most `limit` tokens are returned; none if the prediction is used up or not aligned.
+        """
+        if self._next is None:
+            return []
+        start = self._next + num_pending
+        return self._draft[start : start + min(limit, self._window)]
 
     def advance(self, generated: Sequence[int], num_new: int, num_proposed: int) -> None:
         """Advance over the last `num_new` of the `generated` tokens, in a step that proposed `num_proposed` tokens.

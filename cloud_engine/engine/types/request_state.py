@@ -28,7 +28,8 @@ _MAX_SCORED_TOKENS = 512  # tokens of a request whose log-probabilities one step
 class RequestState:
     """One answer of a request inside the engine.
 
-    Each step advances `num_computed_tokens` towards the number of known tokens; there are no other phases.
+    Each planned step advances `num_computed_tokens` towards the number of known tokens; there is no other phase. While
+    the result of a step is unread, `num_computed_tokens` assumes that all of the step's drafts are accepted.
     """
 
     request: GenerationRequest
@@ -50,12 +51,14 @@ class RequestState:
     grammar: GrammarState | None = None
     # KV blocks that hold the computed tokens.
     block_table: list[int] = field(default_factory=list[int])
-    # Leading known tokens whose keys and values are in the KV cache.
+    # Leading tokens whose keys and values planned steps compute.
     num_computed_tokens: int = 0
     # Token slots in the block table.
     num_slots: int = 0
     # Leading known tokens whose keys and values are in the draft model's cache.
     num_draft_computed_tokens: int = 0
+    # Draft tokens of the last planned step, unless the answer only decodes.
+    unread_drafts: list[int] = field(default_factory=list[int])
     num_registered_blocks: int = 0
     num_drafted_blocks: int = 0
     # Slot in the worker; -1 until the first plan, and while preempted.
@@ -72,8 +75,6 @@ class RequestState:
     decode: ScheduledRequest | None = field(init=False, default=None)
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
-    # Whether the logit edits depend on the answer so far.
-    edits_follow: bool = field(init=False)
     # Whether to report the prompt's log-probabilities: only with a request's first answer.
     scores_prompt: bool = field(init=False)
     # Largest possible position of the answer's last token.
@@ -84,7 +85,6 @@ class RequestState:
     def __post_init__(self) -> None:
         self.prefix = PrefixHashes(self.request.cache_salt)
         self.request_id = self.request.request_id
-        self.edits_follow = self.params.edits_follow
         self.scores_prompt = self.request.params.prompt_logprobs is not None and self.index == 0
         self.last_position = len(self.request.prompt_ids) + self.max_tokens - 1
         self.detects_repetition = self.params.detects_repetition and self.request.constraint is None
@@ -99,8 +99,23 @@ class RequestState:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Known tokens whose keys and values are not in the KV cache; 1 while the answer only decodes."""
-        return len(self.token_ids) - self.num_computed_tokens
+        """Tokens whose keys and values no planned step computes; 1 while the answer only decodes."""
+        return max(1, len(self.token_ids) - self.num_computed_tokens)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Maximum number of tokens that the unread step may add; 0 if it adds none."""
+        return max(0, self.num_computed_tokens + 1 - len(self.token_ids))
+
+    @property
+    def num_certain_tokens(self) -> int:
+        """Leading known tokens whose keys and values planned steps compute, whatever drafts are accepted."""
+        return min(self.num_computed_tokens, len(self.token_ids))
+
+    @property
+    def ends_next(self) -> bool:
+        """Return whether the unread step certainly completes the answer or the embedding, so that no step follows."""
+        return self.num_computed_tokens >= len(self.token_ids) >= self.last_position
 
     @property
     def num_next_tokens(self) -> int:
@@ -110,7 +125,7 @@ class RequestState:
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Maximum number of tokens that this answer may still generate."""
+        """Maximum number of tokens that this answer may still generate, unread ones included."""
         return self.max_tokens - self.num_generated_tokens
 
     @property
@@ -165,7 +180,7 @@ class RequestState:
 
 
 class ScheduledRequest(msgspec.Struct, eq=False):
-    """One answer's part of a step. The token counts are valid until the step's result is applied to the answer."""
+    """One answer's part of a step. Its properties are valid until the step's plan is built."""
 
     state: RequestState
     # Known tokens to compute, beginning at `start`.
@@ -178,6 +193,8 @@ class ScheduledRequest(msgspec.Struct, eq=False):
     num_drafts: int = 0
     # Whether the drafter predicts that the answer ends after `draft_ids`.
     draft_ends: bool = False
+    # Draft tokens by which the plan advanced the answer.
+    num_planned_drafts: int = 0
 
     @property
     def start(self) -> int:
@@ -187,7 +204,7 @@ class ScheduledRequest(msgspec.Struct, eq=False):
     @property
     def is_caught_up(self) -> bool:
         """Return whether this step computes the last known token, and therefore yields a new token."""
-        return self.start + self.num_tokens == len(self.state.token_ids)
+        return self.start + self.num_tokens >= len(self.state.token_ids)
 
     @property
     def num_samples(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class SlotState:
-    """A sequence in a slot of the worker. Each step advances `num_computed_tokens` towards the known tokens."""
+    """A sequence in a slot of the worker. Each launched step advances `num_computed_tokens` towards the known tokens.
+
+    Until the step is read, `num_computed_tokens` assumes that all of its drafts are accepted.
+    """
 
     sequence: NewSequence
     token_ids: list[int] = field(init=False)
@@ -31,14 +35,16 @@ class SlotState:
     editor: LogitEditor | None = field(init=False)
     # N-grams of `token_ids`, for prompt lookup.
     ngrams: NgramIndex = field(default_factory=NgramIndex)
-    # Known tokens to compute in this step.
+    # Known tokens to compute in the step to launch.
     num_tokens: int = 1
-    # Drafter to run in this step, and the number of tokens that it may propose.
+    # Drafter to run in the step to launch, and the number of tokens that it may propose.
     drafter: str | None = None
     num_drafts: int = 0
     # Draft tokens to verify, and whether the drafter predicts that the answer ends after them.
     draft_ids: list[int] = field(default_factory=list[int])
     draft_ends: bool = False
+    # Draft tokens of the last launched step.
+    unread_drafts: list[int] = field(default_factory=list[int])
 
     def __post_init__(self) -> None:
         new = self.sequence
@@ -54,9 +60,14 @@ class SlotState:
         return len(self.token_ids) - self.sequence.num_prompt_tokens
 
     @property
+    def num_pending_tokens(self) -> int:
+        """Maximum number of tokens that the unread step may add; 0 if it adds none."""
+        return max(0, self.num_computed_tokens + 1 - len(self.token_ids))
+
+    @property
     def is_caught_up(self) -> bool:
-        """Return whether this step computes the last known token."""
-        return self.num_computed_tokens + self.num_tokens == len(self.token_ids)
+        """Return whether the step to launch computes the last known token."""
+        return self.num_computed_tokens + self.num_tokens >= len(self.token_ids)
 
     @property
     def num_samples(self) -> int:
@@ -71,18 +82,11 @@ class SlotState:
         first, end = max(self.num_computed_tokens, self.num_scored_tokens), self.num_computed_tokens + self.num_tokens
         return max(0, min(end, self.sequence.num_prompt_tokens - 1) - first)
 
-    def edits(self, num_drafts: int) -> LogitEdits | None:
-        """Return the logit edits for the token after the first `num_drafts` draft tokens."""
+    def edits(self, draft_ids: Sequence[int]) -> LogitEdits | None:
+        """Return the logit edits for the token after `draft_ids`."""
         if self.editor is None:
             return None
         new = self.token_ids[self.sequence.num_prompt_tokens + self.editor.num_tokens :]
         if new:
             self.editor.extend(new)
-        return self.editor.edits(self.draft_ids[:num_drafts])
-
-    def advance(self, new: list[int]) -> None:
-        """End the step: append the `new` tokens, all but the last of which are accepted drafts."""
-        self.num_computed_tokens += self.num_tokens + max(0, len(new) - 1)
-        self.num_draft_computed_tokens = min(self.num_draft_computed_tokens, self.num_computed_tokens)
-        self.token_ids += new
-        self.num_tokens, self.num_drafts, self.drafter, self.draft_ids, self.draft_ends = 1, 0, None, [], False
+        return self.editor.edits(draft_ids)

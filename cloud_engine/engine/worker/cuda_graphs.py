@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ....kernels.attention.metadata import GraphMetadata
 from ....kernels.attention.ops import TritonBackend
+from ....kernels.attention.ragged_batch import RaggedBatch
 from ....kernels.attention.types import QuerySpan
 from ...models.decoder import Decoder
 from .host_device_copy import to_device
@@ -102,10 +103,11 @@ class StepGraphs:
         self._captured = {size: self._capture(size, record) for size in reversed(self._sizes)}
         _LOG.info("captured %d CUDA graphs in %.1f s", len(self._captured), time.perf_counter() - started)
 
-    def run(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor | None:
+    def run(self, spans: Sequence[QuerySpan], token_ids: Tensor, shift: Tensor | None = None) -> Tensor | None:
         """Return the logits of all rows, (rows, vocab) float32, or None if no graph fits.
 
-        `token_ids` (rows,) int64 may be on the host, or on the device and still being computed.
+        `token_ids` (rows,) int64 may be on the host, or on the device and still being computed. `shift`: see
+        `AttentionMetadata.shift_`.
         """
         rows = len(token_ids)
         if max((span.length for span in spans), default=0) > self._limits.queries:
@@ -115,9 +117,13 @@ class StepGraphs:
             return None
         captured = self._captured[size]
         captured.metadata.update_(spans)
-        positions = torch.tensor([at for span in spans for at in range(span.start, span.start + span.length)])
         captured.token_ids[:rows].copy_(to_device(token_ids, self._device))
-        captured.positions[:rows].copy_(to_device(positions, self._device))
+        if shift is not None:
+            batch = RaggedBatch.of(spans, size.rows, self._backend.shape.block_size)
+            captured.positions.copy_(captured.metadata.metadata.shift_(batch, shift))
+        else:
+            positions = torch.tensor([at for span in spans for at in range(span.start, span.start + span.length)])
+            captured.positions[:rows].copy_(to_device(positions, self._device))
         captured.replay()
         return self._logits[:rows]
 

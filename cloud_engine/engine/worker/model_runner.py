@@ -1,7 +1,7 @@
 """The model runner: one forward pass over any mix of prefill chunks, decodes and drafts, one row per token."""
 
-# torch leaves `from_numpy` untyped
-# pyright: reportUnknownMemberType=false
+# torch leaves `from_numpy` and `tolist` untyped
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ....kernels.attention.cpu import NativeAttention
 from ....kernels.attention.ops import TritonBackend, choose_backend
-from ....kernels.attention.ragged_batch import Passes, RaggedBatch
+from ....kernels.attention.ragged_batch import Passes, RaggedBatch, shifted, starts
 from ....kernels.attention.types import QuerySpan
 from ....kernels.linear.ops import least_rows, pack_linears
 from ....kernels.runtime.backend import AttentionChoice, BackendName
@@ -30,6 +31,7 @@ from ..types.pooling import MeanPool
 from ..types.sampling_row import SamplingRow
 from .cuda_graphs import CudaRecorder, GraphLimits, StepGraphs
 from .host_device_copy import HostCopy, to_device
+from .launched_step import UnreadInputs
 from .sampler import sampling_of
 
 _LOG = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class Runner:
         self._least_rows = least_rows(model)
         self.block_size = block_size
         self._device = model.embed_tokens.weight.device
+        self._is_asynchronous = self._device.type == "cuda"
         spec = cache_spec(model, num_blocks, block_size)
         self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
         self._graphs: StepGraphs | None = None
@@ -110,42 +113,65 @@ class Runner:
             self.capture(self._graph_limits)
 
     @torch.inference_mode()
-    def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Compute all chunks, store their keys and values, and return logits (sum of num_logits, vocab) float32."""
+    def run(self, chunks: Sequence[Chunk], unread: UnreadInputs | None = None) -> Tensor:
+        """Compute all chunks, store their keys and values, and return logits (sum of num_logits, vocab) float32.
+
+        `unread` has the first tokens of chunks whose sequences had unread results when the chunks were built.
+        """
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
         token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids], dtype=torch.int64)
+        token_ids, shift = self._resolved(spans, token_ids, unread)
         logit_rows = _wanted_rows(chunks)
         if all(chunk.pool is None for chunk in chunks):
-            logits = self._replayed(spans, token_ids)
+            logits = self._replayed(spans, token_ids, shift)
             if logits is not None:
                 return self._rows(logits, logit_rows)
-        hidden = self._hidden(spans, token_ids)
+        hidden = self._hidden(spans, token_ids, shift)
         _pool(chunks, hidden)
         return self.model.logits(self._rows(hidden, logit_rows))
 
     @property
     def runs_ahead(self) -> bool:
         """Return whether the device is asynchronous. If so, launch the next step before reading the last one."""
-        return self._device.type == "cuda"
+        return self._is_asynchronous
 
     @torch.inference_mode()
-    def run_decodes(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:
+    def run_decodes(self, spans: Sequence[QuerySpan], token_ids: Tensor, unread: UnreadInputs | None = None) -> Tensor:
         """Compute one token per span and return logits (spans, vocab) float32. `token_ids` (spans,) int64 may be on the
-        device and still being computed."""
-        logits = self._replayed(spans, token_ids)
-        return self.model.logits(self._hidden(spans, token_ids)[: len(spans)]) if logits is None else logits
+        device and still being computed; `unread` has further tokens of this kind."""
+        token_ids, shift = self._resolved(spans, token_ids, unread)
+        logits = self._replayed(spans, token_ids, shift)
+        return self.model.logits(self._hidden(spans, token_ids, shift)[: len(spans)]) if logits is None else logits
 
-    def _replayed(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor | None:
+    def _resolved(
+        self, spans: Sequence[QuerySpan], token_ids: Tensor, unread: UnreadInputs | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the token ids with the unread ones in their places, and by how much each span begins earlier."""
+        if unread is None:
+            return token_ids, None
+        first_rows = starts(np.array([span.length for span in spans], dtype=np.int64))
+        rows = self._on_device(torch.from_numpy(first_rows[unread.sequences]))
+        return self._on_device(token_ids).index_copy(0, rows, unread.token_ids), unread.shift(len(spans))
+
+    def _replayed(self, spans: Sequence[QuerySpan], token_ids: Tensor, shift: Tensor | None) -> Tensor | None:
         """Return the logits of all rows by replaying a captured graph, or None if no graph fits."""
-        return None if self._graphs is None else self._graphs.run(spans, token_ids)
+        return None if self._graphs is None else self._graphs.run(spans, token_ids, shift)
 
-    def _hidden(self, spans: Sequence[QuerySpan], token_ids: Tensor) -> Tensor:
+    def _hidden(self, spans: Sequence[QuerySpan], token_ids: Tensor, shift: Tensor | None) -> Tensor:
         """Return the hidden states (rows, hidden_size), including padding rows at the end."""
         num_rows = max(len(token_ids), self._least_rows)
+        if shift is not None and not isinstance(self._backend, TritonBackend):
+            numbers: list[int] = shift.tolist()
+            spans, shift = shifted(spans, numbers), None
         batch = RaggedBatch.of(spans, num_rows, self.block_size)
         positions = torch.from_numpy(batch.positions().clip(0))
         if num_rows > len(token_ids):
             token_ids = functional.pad(token_ids, (0, num_rows - len(token_ids)))
+        if shift is not None:
+            assert isinstance(self._backend, TritonBackend), "other backends get true positions"
+            metadata = self._backend.planner.metadata(spans, num_rows)
+            positions = metadata.shift_(batch, shift)
+            return self.model(self._on_device(token_ids), positions, self._backend.attention(metadata))
         attention = self._backend.begin(batch)
         if self._compiled is not None and isinstance(attention, NativeAttention):
             return self._compiled(token_ids, positions, attention)

@@ -52,12 +52,24 @@ def sample_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 def log_probabilities(logits: Tensor, chosen: Sequence[int], num_top: int) -> list[TokenLogprob]:
     """Return raw log-probabilities of each row's chosen token and `num_top` top tokens. Waits for the device once."""
-    num_top = min(num_top, logits.shape[1])
-    columns = _scores(logits, to_device(torch.tensor(chosen), logits.device), num_top)
-    return [
-        TokenLogprob(logprob, tuple(zip(map(int, rest[:num_top]), rest[num_top:], strict=True)))
-        for logprob, *rest in HostCopy(columns).tolist()
-    ]
+    return UnreadLogprobs(logits, to_device(torch.tensor(chosen), logits.device), num_top).read()
+
+
+class UnreadLogprobs:
+    """Log-probabilities that the device may still be computing."""
+
+    def __init__(self, logits: Tensor, chosen: Tensor, num_top: int) -> None:
+        """Look up each row's `chosen` token (rows,) and `num_top` top tokens, without waiting for the device."""
+        self._num_top = min(num_top, logits.shape[1])
+        self._columns = HostCopy(_scores(logits, chosen, self._num_top))
+
+    def read(self) -> list[TokenLogprob]:
+        """Return the raw log-probabilities of each row. Waits for this lookup only."""
+        num_top = self._num_top
+        return [
+            TokenLogprob(logprob, tuple(zip(map(int, rest[:num_top]), rest[num_top:], strict=True)))
+            for logprob, *rest in self._columns.tolist()
+        ]
 
 
 def _scores(logits: Tensor, chosen: Tensor, num_top: int) -> Tensor:

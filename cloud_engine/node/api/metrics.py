@@ -21,6 +21,8 @@ _COUNTERS = {
     "finished_requests": "requests that have finished, embeddings included",
     "aborted_requests": "requests aborted: the client disconnected, or a stop string matched",
     "preemptions": "requests returned to the queue: for lack of KV blocks, by priority, or after a failed step",
+    "overlapped_steps": "engine steps launched before the result of the previous step was read",
+    "vain_rows": "tokens computed for requests that had ended, been aborted or been preempted meanwhile",
     "prefix_query_tokens": "prompt tokens looked up in the prefix cache",
     "prefix_hit_tokens": "prompt tokens found in the prefix cache",
     "accepted_prediction_tokens": "tokens of requests' predictions that the model accepted",
@@ -59,12 +61,13 @@ def node_metrics(stats: EngineStats, latencies: Latencies, *, healthy: bool) -> 
 
 
 def _shares(stats: EngineStats) -> list[Metric]:
-    """Return ratios of the engine's statistics, 0 if undefined. The last three are averages since the start."""
+    """Return ratios of the engine's statistics, 0 if undefined. All but the first two are averages since the start."""
     accepted, hits = stats.accepted_prediction_tokens, stats.prefix_hit_tokens
     predicted = accepted + stats.rejected_prediction_tokens
     shares = {
         "kv_usage_ratio": ("share of KV blocks in use", stats.kv_blocks_used, stats.kv_blocks_total),
         "kv_waste_ratio": ("share of allocated slots wasted", stats.kv_slots_wasted, stats.kv_slots_allocated),
+        "overlap_ratio": ("share of steps launched ahead", stats.overlapped_steps, stats.steps),
         "prefix_hit_ratio": ("share of prompt tokens found in the cache", hits, stats.prefix_query_tokens),
         "prediction_acceptance_ratio": ("predicted tokens accepted", accepted, predicted),
         "draft_acceptance_ratio": ("draft model tokens accepted", stats.draft_accepted, stats.draft_proposed),

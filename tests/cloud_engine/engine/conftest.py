@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from updraft.cloud_engine.engine import engine as engine_module
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.scheduling.growth import GrowthForecast
+from updraft.cloud_engine.engine.speculation import draft_model
 from updraft.cloud_engine.engine.speculation.drafter import Drafter
 from updraft.cloud_engine.engine.types.outputs import PromptLogprob, RequestStats, TokenLogprob, TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.engine.worker.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
@@ -79,6 +82,25 @@ def perturbed(model: Decoder, amount: float) -> Decoder:
     for parameter in twin.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=amount * float(parameter.std()))
     return twin
+
+
+def run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launch each step before the result of the one before it is read, as on a GPU, but without a GPU's warm-up."""
+    monkeypatch.setattr(Runner, "runs_ahead", True)
+    for module in (engine_module, draft_model):
+        monkeypatch.setattr(module, "make_ready", lambda *_: None)
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_ahead(monkeypatch)
+
+
+@pytest.fixture(params=["in turn", "ahead"])
+def both_depths(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test twice: with steps in turn, and with steps that are launched ahead."""
+    if request.param == "ahead":
+        run_ahead(monkeypatch)
 
 
 @pytest.fixture(scope="session")

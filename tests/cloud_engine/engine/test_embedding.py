@@ -56,6 +56,7 @@ def step_to_the_end(engine: Engine, *requests: GenerationRequest) -> dict[str, A
     return last
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize(
     "config",
     [
@@ -84,6 +85,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Decoder]:
     return reference, load_model(folder)
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_a_preempted_embedding_begins_anew(llama: tuple[Any, Decoder]) -> None:
     """The answer's second block is one of those that the embedding has begun to fill."""
     reference, model = llama
@@ -95,6 +97,7 @@ def test_a_preempted_embedding_begins_anew(llama: tuple[Any, Decoder]) -> None:
     torch.testing.assert_close(torch.tensor(outputs["e"].embedding), expected(reference, prompt), atol=1e-4, rtol=0)
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize("with_draft", [False, True])
 def test_neither_disturbs_the_other(llama: tuple[Any, Decoder], with_draft: bool) -> None:
     """Answers beside embeddings are the same, and a prompt that is cached is still embedded whole."""
@@ -116,6 +119,7 @@ def test_neither_disturbs_the_other(llama: tuple[Any, Decoder], with_draft: bool
     assert engine.stats().prefix_query_tokens == queried + len(prompt)
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_an_aborted_embedding_leaves_nothing_behind(llama: tuple[Any, Decoder]) -> None:
     _, model = llama
     engine = engine_of(model, max_num_batched_tokens=16)

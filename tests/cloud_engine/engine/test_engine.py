@@ -31,6 +31,7 @@ def greedy(target, make_prompts):
     return [generate(prompt, 24) for prompt in prompts]
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize(
     "config",
     [
@@ -50,12 +51,14 @@ def test_greedy_output_is_the_same_under_every_configuration(config, greedy, mak
     assert {result.finish_reason for result in results} == {"length"}
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_a_small_pool_preempts_and_still_answers(greedy, make_engine, make_prompts, ask, run):
     engine = make_engine(num_gpu_blocks_override=8)
     assert [result.token_ids for result in run(engine, ask(make_prompts(16)))] == greedy
     assert engine.stats().preemptions > 0
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_requests_join_and_leave_at_every_step(greedy, make_engine, make_prompts, ask):
     engine = make_engine(max_num_seqs=4)
     arriving = ask(make_prompts(16))
@@ -80,6 +83,7 @@ def test_a_prompt_and_a_decode_share_a_step(make_engine, make_prompts, ask):
     assert [output.request_id for output in engine.step()] == ["r0", "r1"]
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_prefix_cache_is_hit_and_changes_nothing(make_engine, make_prompts, ask, run):
     engine = make_engine()
     prompt = make_prompts(9)[8]
@@ -103,6 +107,7 @@ def test_prefix_cache_survives_eviction(make_engine, make_prompts, ask, run):
         assert [r.token_ids for r in run(small, requests)] == [r.token_ids for r in run(roomy, requests)]
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_end_of_sequence_stops_without_being_shown(greedy, make_engine, make_prompts, ask, run):
     eos = greedy[0][5]
     cut = greedy[0].index(eos)
@@ -132,6 +137,7 @@ def test_a_shorter_context_is_kept(make_engine, ask, run):
         engine.add_request(ask([[1] * 47], max_tokens=4)[0])
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_logprobs_are_those_of_the_raw_distribution(target, make_engine, make_prompts, ask, run):
     prompts = make_prompts(4)
     results = run(make_engine(), ask(prompts, temperature=0.7, top_k=3, seed=1, logprobs=5))
@@ -154,6 +160,7 @@ def test_logprobs_zero_reports_the_chosen_token_only_and_none_nothing(make_engin
     assert nothing == []
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_a_seed_gives_the_same_tokens_whatever_else_is_in_the_batch(make_engine, make_prompts, ask, run):
     prompts = make_prompts(12)
     sampling = SamplingParams(temperature=1.0, top_p=0.9, top_k=40, seed=7, max_tokens=24)
@@ -191,6 +198,7 @@ def test_abort_at_any_moment_frees_everything(make_engine, make_prompts, ask, dr
         assert stats.aborted_requests + stats.finished_requests == 6
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_aborting_one_leaves_the_others_right(greedy, make_engine, make_prompts, ask):
     engine = make_engine()
     for request in ask(make_prompts(4)):
@@ -267,7 +275,7 @@ def test_a_request_counts_once_however_many_answers_it_has(make_engine) -> None:
 
 def test_aborted_requests_are_counted_up_to_the_abort(make_engine, ask, run) -> None:
     """As every answer is that a stop string ends."""
-    engine = make_engine()
+    engine = make_engine(draft_length="fixed")  # other lengths depend on measured times
     (whole,) = run(engine, ask([list(range(40))]))
     before = engine.stats()
     predicted = ask([list(range(40))] * 2, drafts=[[*whole.token_ids[:6], 96, 96]] * 2)
@@ -299,6 +307,7 @@ def test_one_answer_given_up_counts_with_its_prediction(make_engine, ask, run) -
     assert stats.accepted_prediction_tokens + stats.rejected_prediction_tokens == 2 * 4
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize(
     "options",
     [
@@ -334,6 +343,7 @@ def test_stop_reasons(make_engine, run, ask) -> None:
     assert ending not in late.token_ids[: first + 1]
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize(
     "options", [{}, {"block_size": 64}, {"num_gpu_blocks_override": 30, "max_num_seqs": 6}], ids=str
 )

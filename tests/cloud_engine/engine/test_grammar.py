@@ -107,6 +107,7 @@ def test_a_thousand_schemas(engine_of: Any, tokenizer: Tokenizer, run: Any, draf
     assert finished_outputs_validate(engine_of(drafts=drafts), tokenizer, run, range(1000, 2000)) > 600
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_drafts_and_predictions_change_nothing(engine_of: Any, tokenizer: Tokenizer, run: Any) -> None:
     """Also in a cache so small that requests are preempted, and with predictions that break the grammar midway."""
     person = {
@@ -154,9 +155,9 @@ def test_a_prediction_that_fits_is_accepted_and_what_breaks_the_grammar_is_not_v
     computed: list[int] = []
     compute = engine._worker.runner.run
 
-    def counting(chunks: Any) -> Any:
+    def counting(chunks: Any, unread: Any = None) -> Any:
         computed.extend(len(chunk.token_ids) for chunk in chunks)
-        return compute(chunks)
+        return compute(chunks, unread)
 
     monkeypatch.setattr(engine._worker.runner, "run", counting)
     broken = run(engine, [request("r", regex(text), draft=tokenizer.encode("abcabc, and more that is in vain"))])[0]
@@ -165,12 +166,14 @@ def test_a_prediction_that_fits_is_accepted_and_what_breaks_the_grammar_is_not_v
     assert 0 < fitting <= 6 and sum(computed) <= 3 + broken.stats.completion_tokens
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_several_answers_stand_each_where_they_are(engine_of: Any, tokenizer: Tokenizer, run: Any) -> None:
     got = texts(run(engine_of(), [request("r", regex("[a-z]{1,4}[0-9]{1,4}[A-Z]"), n=6)]), tokenizer)
     assert len(set(got)) > 1
     assert all(text[-1].isupper() and text[0].islower() for text in got)
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_end_of_an_answer(engine_of: Any, tokenizer: Tokenizer, run: Any) -> None:
     def one(constraint: Constraint, engine: Engine | None = None, **params: Any) -> tuple[str, str]:
         result = run(engine or engine_of(), [request("r", constraint, **params)])[0]
@@ -198,6 +201,7 @@ def test_scores_are_of_the_raw_distribution(engine_of: Any, run: Any) -> None:
     assert any(score.logprob < score.top[-1][1] for score in held.logprobs)
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_penalties_and_truncation_apply_to_allowed_tokens(engine_of: Any, tokenizer: Tokenizer, run: Any) -> None:
     letters = tuple((tokenizer.encode(letter)[0], -100.0) for letter in "ab")
     options = [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.9}, {"typical_p": 1e-6}, {"logit_bias": letters}]
@@ -216,6 +220,7 @@ def outputs(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, 
     return outputs_of
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize("drafts", [False, True])
 def test_a_dead_end_is_an_error_of_its_request_alone(engine_of: Any, tokenizer: Tokenizer, drafts: bool) -> None:
     """Every way on is forbidden by another option; and a grammar that becomes too dear on the way."""
@@ -295,6 +300,7 @@ def test_a_grammar_that_raises_ends_its_answer_only(engine_of: Any, run: Any, mo
     assert engine.stats().preemptions == 0
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize("options", [{}, {"ngram": True}, {"enable_prefix_caching": False}])
 def test_answers_continue_from_any_token(engine_of: Any, run: Any, options: dict[str, Any]) -> None:
     """As after a failure: with and without constraints, several answers, penalties and predictions."""

@@ -23,14 +23,14 @@ def test_edits_are_those_of_the_tokens_before(
     edited: list[tuple[int, int]] = []
     plain = SlotState.edits
 
-    def checked(self: SlotState, num_drafts: int) -> Any:
-        edits, sequence = plain(self, num_drafts), self.sequence
+    def checked(self: SlotState, draft_ids: Any) -> Any:
+        edits, sequence = plain(self, draft_ids), self.sequence
         prompt, answer = self.token_ids[: sequence.num_prompt_tokens], self.token_ids[sequence.num_prompt_tokens :]
-        wanted = plain_edits(sequence.params, prompt, answer + self.draft_ids[:num_drafts], sequence.end_ids)
+        wanted = plain_edits(sequence.params, prompt, answer + list(draft_ids), sequence.end_ids)
         assert edits is not None and wanted is not None
         logits = np.random.default_rng(0).standard_normal(97).astype(np.float32)
         np.testing.assert_array_equal(edits.applied(logits), wanted.applied(logits))
-        edited.append((sequence.seed - 4, num_drafts))
+        edited.append((sequence.seed - 4, len(draft_ids)))
         return edits
 
     monkeypatch.setattr(SlotState, "edits", checked)

@@ -119,6 +119,7 @@ def make_soaked(make_engine: Callable[..., Engine], draft: Any) -> Callable[[], 
     )
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_a_short_soak(make_soaked: Callable[[], Engine]) -> None:
     soak(make_soaked(), 6.0)
 

@@ -17,7 +17,6 @@ from updraft.accounting.ledger.table import BookedRow
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.scheduling.growth import GrowthForecast
-from updraft.cloud_engine.engine.step import StepResult
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import ScheduledRequest
 from updraft.cloud_engine.engine.worker.served_model import ServedModel
@@ -47,9 +46,9 @@ class _Watched(Engine):
 
     contents: list[StepContent]
 
-    def _execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
+    def _execute(self, batch: Sequence[ScheduledRequest]) -> None:
         self.contents.append(StepContent.of(batch))
-        return super()._execute(batch)
+        super()._execute(batch)
 
 
 @pytest.mark.parametrize("is_eager", [False, True])

@@ -52,6 +52,7 @@ def make_windowed(pair: tuple[Any, Decoder]) -> Callable[..., Engine]:
     return make
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize(
     "config",
     [
@@ -70,6 +71,7 @@ def test_answers_are_those_of_transformers(make_windowed, expected, ask, run, co
     assert [result.token_ids for result in run(engine, requests)] == expected, "with prefix hits"
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_drafts_change_nothing(make_windowed, pair, expected, ask, run) -> None:
     for draft in (None, pair[1]):
         requests = ask(prompts(), max_tokens=60, drafts=[answer[:40] for answer in expected])
@@ -77,6 +79,7 @@ def test_drafts_change_nothing(make_windowed, pair, expected, ask, run) -> None:
         assert [result.token_ids for result in run(engine, requests)] == expected
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_answers_that_share_a_prompt(make_windowed, ask, run) -> None:
     sampling = {"temperature": 1.0, "seed": 5, "max_tokens": 40, "n": 3}
     one = run(make_windowed(enable_prefix_caching=False), ask(prompts(), **sampling))

@@ -29,25 +29,25 @@ def poison_model(engine: Engine) -> None:
     runner = engine._worker.runner
     healthy = runner.run
 
-    def run(chunks):
-        if any(is_poisoned(item.state.request.prompt_ids) for item in engine._batch):
+    def run(chunks, unread=None):
+        if any(is_poisoned(item.state.request.prompt_ids) for item in engine._unread[-1].batch):
             raise RuntimeError("a kernel failed")
-        return healthy(chunks)
+        return healthy(chunks, unread)
 
     runner.run = run  # type: ignore[method-assign]
 
 
 def poison_sampler(engine: Engine) -> None:
     """Sampling the fourth token of the poisoned request fails, after some tokens were streamed."""
-    healthy = engine._worker._launch
+    healthy = engine._worker.sample
 
-    def launch(batch, *rest):
-        prompts = [state.token_ids[: -state.num_generated_tokens] for state in batch if state.num_generated_tokens >= 3]
-        if any(map(is_poisoned, prompts)):
+    def sample(sampling):
+        states = [state for state in engine._worker._batch if state.num_generated_tokens >= 3]
+        if any(is_poisoned(state.token_ids[: -state.num_generated_tokens]) for state in states):
             raise RuntimeError("the sampler failed")
-        return healthy(batch, *rest)
+        healthy(sampling)
 
-    engine._worker._launch = launch  # type: ignore[method-assign]
+    engine._worker.sample = sample  # type: ignore[method-assign]
 
 
 def poison_result(engine: Engine) -> None:

@@ -54,18 +54,18 @@ def serve(num_blocks: int, *, are_limited: bool, caching: bool) -> Run:
         scheduler.add(state_of(name, prompt, length if are_limited else 1000, number / 1e6))
     seconds = 0.0
     while batch := scheduler.schedule():
+        computed = sum(item.num_tokens for item in batch)
+        caught_up = [item.state for item in batch if item.is_caught_up]
         scheduler.plan(batch)
-        rows += (computed := sum(item.num_tokens for item in batch))
+        rows += computed
         seconds += STEP_S + ROW_S * computed
         peak = max(peak, cache.pool.num_used)
         for item in batch:
-            state, caught_up = item.state, item.is_caught_up
-            state.num_computed_tokens += item.num_tokens
-            cache.register(state)
-            if caught_up:
-                state.token_ids.append(made_up.randrange(1000))
-                if state.num_generated_tokens == lengths[state.request_id]:
-                    scheduler.remove(state)
+            cache.register(item.state)
+        for state in caught_up:
+            state.token_ids.append(made_up.randrange(1000))
+            if state.num_generated_tokens == lengths[state.request_id]:
+                scheduler.remove(state)
     return Run(rows / needed, sum(lengths.values()) / seconds, peak)
 
 

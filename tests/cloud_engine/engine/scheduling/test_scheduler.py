@@ -6,8 +6,9 @@ import copy
 import random
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from updraft.cloud_engine.engine.types.slot_state import SlotState
+from updraft.cloud_engine.engine.worker.launched_step import UnreadInputs
 from updraft.cloud_engine.engine.worker.model_runner import Chunk
 from updraft.cloud_engine.engine.worker.worker import Worker
 from updraft.kernels.attention.types import QuerySpan
@@ -112,27 +114,39 @@ class Memory:
     def __init__(self, cache: KVCacheManager, window: Window | None, random: random.Random, runs_ahead: bool) -> None:
         self.cache, self.window, self.random, self.runs_ahead = cache, window, random, runs_ahead
         self.batch: Sequence[ScheduledRequest] = ()
+        self.starts: list[int] = []  # planned position of each of the batch
         self.tokens: dict[int, int] = {}
         self.salts: dict[int, str] = {}
 
-    def run_decodes(self, spans: Sequence[QuerySpan], token_ids: torch.Tensor) -> torch.Tensor:
+    def watch(self, batch: Sequence[ScheduledRequest]) -> None:
+        self.batch, self.starts = batch, [item.start for item in batch]
+
+    def run_decodes(
+        self, spans: Sequence[QuerySpan], token_ids: torch.Tensor, unread: UnreadInputs | None
+    ) -> torch.Tensor:
         chunks = [
             Chunk([token], span.start, span.block_table, 1)
             for span, token in zip(spans, token_ids.tolist(), strict=True)
         ]
-        if [span.start for span in spans] == [item.start for item in self.batch]:
-            return self.run(chunks)
-        for chunk in chunks:  # launched ahead, perhaps in vain
-            last = chunk.block_table[-1]
-            (item,) = (item for item in self.batch if item.state.block_table[-1] == last)
-            self.write(chunk, item.state.request.cache_salt)
-        return self.logits(chunks)
+        return self.run(chunks, unread)
 
-    def run(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def run(self, chunks: Sequence[Chunk], unread: UnreadInputs | None) -> torch.Tensor:
+        pending = [index for index, item in enumerate(self.batch) if self.starts[index] >= len(item.state.token_ids)]
+        assert pending == ([] if unread is None else unread.sequences)
+        for chunk, item, start in zip(chunks, self.batch, self.starts, strict=True):
+            known, drafts = chunk.token_ids[: item.num_tokens], chunk.token_ids[item.num_tokens :]
+            assert chunk.start == start and (item.drafter or drafts == item.draft_ids)
+            assert start >= len(item.state.token_ids) or known == item.state.token_ids[start : start + item.num_tokens]
+        chunks = list(chunks)
+        rejected = [0] * len(chunks) if unread is None or unread.rejected is None else unread.rejected.tolist()
+        for index, token, by in zip(
+            pending, [] if unread is None else unread.token_ids.tolist(), rejected, strict=False
+        ):
+            chunk = chunks[index]
+            tokens = [token, *chunk.token_ids[1:]]
+            chunks[index] = replace(chunk, token_ids=tokens, start=chunk.start - by)
         for chunk, item in zip(chunks, self.batch, strict=True):
-            state, end = item.state, item.start + item.num_tokens
-            assert (chunk.start, chunk.token_ids) == (item.start, state.token_ids[item.start : end] + item.draft_ids)
-            self.write(chunk, state.request.cache_salt)
+            self.write(chunk, item.state.request.cache_salt)
         for chunk, item in zip(chunks, self.batch, strict=True):
             self.check_reads(chunk, item)
         return self.logits(chunks)
@@ -145,10 +159,10 @@ class Memory:
             self.salts[block] = salt
 
     def check_reads(self, chunk: Chunk, item: ScheduledRequest) -> None:
-        state = item.state
-        oldest = max(0, item.start - self.window.num_tokens + 1) if self.window else 0
-        for position, token in enumerate(state.token_ids[: item.start + item.num_tokens]):
-            if position < oldest:
+        state, start = item.state, chunk.start
+        oldest = max(0, start - self.window.num_tokens + 1) if self.window else 0
+        for position, token in enumerate([*state.token_ids[:start], *chunk.token_ids[: item.num_tokens]]):
+            if position < oldest or len(state.token_ids) <= position < start:
                 continue
             assert chunk.block_table[position // BLOCK] == state.block_table[position // BLOCK]
             slot = chunk.block_table[position // BLOCK] * BLOCK + position % BLOCK
@@ -169,6 +183,16 @@ class Memory:
 
 def drawn_token(random: random.Random) -> int:
     return random.choices([0, 1, END], [6, 6, 1])[0]
+
+
+class Watched(Engine):
+    """An engine that shows each scheduled batch."""
+
+    watch: Callable[[Sequence[ScheduledRequest]], None]
+
+    def _execute(self, batch: Sequence[ScheduledRequest]) -> None:
+        self.watch(batch)
+        super()._execute(batch)
 
 
 class Simulation(RuleBasedStateMachine):
@@ -197,13 +221,18 @@ class Simulation(RuleBasedStateMachine):
         self.answers = OutputProcessor(self.scheduler, self.cache, speculator)
         self.random = random.Random(0)
         self.memory = Memory(self.cache, self.window, self.random, self.runs_ahead)
-        self.engine: Any = object.__new__(Engine)
-        self.engine._recorder = None
-        self.engine._scheduler, self.engine._worker = self.scheduler, Worker(self.memory, self.propose)  # type: ignore[arg-type]
+        self.engine: Any = object.__new__(Watched)
+        self.engine._recorder, self.engine._unread, self.engine.watch = None, deque(), self.watch
+        self.engine._scheduler, self.engine._outputs, self.engine._speculator = self.scheduler, self.answers, speculator
+        self.engine._worker = Worker(self.memory, self.propose)  # type: ignore[arg-type]
         self.generated: dict[tuple[str, int], list[int]] = {}
         self.longest: dict[str, tuple[int, int]] = {}  # answers to each request: as asked, and as its grammar has it
         self.names = 0
         self.now = 0.0
+        self.first: str | None = None  # the first running request of the last launched step
+        self.reserved: dict[
+            RequestState, int
+        ] = {}  # tokens of each request for which the last launched step has blocks
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24),
@@ -259,26 +288,41 @@ class Simulation(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         before = {state: (len(state.token_ids), state.num_computed_tokens) for state in self.scheduler.requests()}
-        known = [state for state in before if state.index == 0 or state in self.scheduler.running]
-        oldest = min(known or before, key=lambda state: (state.order, int(state.request_id)))
-        batch = self.scheduler.schedule()
-        assert sum(item.num_tokens + len(item.draft_ids) + item.num_drafts for item in batch) <= BUDGET
-        assert len({id(item.state) for item in batch}) == len(batch) == len(self.scheduler.running) <= BATCH
-        assert all(item.num_tokens >= 1 for item in batch)
-        first = self.scheduler.running[0].request_id
-        if self.scheduling_policy == "fcfs":  # other answers to older requests may just have got a place
-            assert first == oldest.request_id or self.scheduler.running[0].index > 0
-        assert self.scheduler.running == sorted(self.scheduler.running, key=lambda state: state.order)
-        self.memory.batch = batch
+        self.first = None
+        if not self.engine._unread:
+            assert self.engine._launch()
+        step = self.engine._unread[0]
+        self.engine._sample(step)
+        if self.runs_ahead:
+            self.engine._launch()
         accepted = {state: state.drafts.accepted for state in before}
-        for output in self.answers.process(batch, self.engine._execute(batch)):
+        for output in self.engine._read(step)[0]:
             self.hear(output)
+        self.engine._unread.popleft()
         for state, (known, _) in before.items():
             assert state.drafts.accepted - accepted[state] <= len(state.token_ids) - known
-        group = [state for state in before if state.request_id == first]
+        group = [state for state in before if state.request_id == self.first]
         moved = [(len(state.token_ids), state.num_computed_tokens) > before[state] for state in group]
         left = set(group) - set(self.scheduler.requests())
-        assert left or any(moved), "the first always moves"
+        assert left or any(moved) or not self.first, "the first always moves"
+
+    def watch(self, batch: Sequence[ScheduledRequest]) -> None:
+        """Check a scheduled batch."""
+        running = self.scheduler.running
+        assert sum(item.num_tokens + len(item.draft_ids) + item.num_drafts for item in batch) <= BUDGET
+        ending = sum(state.ends_next for state in running)
+        assert len({id(item.state) for item in batch}) == len(batch) == len(running) - ending and len(running) <= BATCH
+        assert all(item.num_tokens >= 1 for item in batch)
+        known = [state for state in self.scheduler.requests() if state.index == 0 or state in running]
+        oldest = min(known, key=lambda state: (state.order, int(state.request_id)))
+        self.first = running[0].request_id
+        if self.scheduling_policy == "fcfs":  # other answers to older requests may just have got a place
+            assert self.first == oldest.request_id or running[0].index > 0
+        assert running == sorted(running, key=lambda state: state.order)
+        self.reserved = {
+            item.state: item.start + item.num_tokens + max(len(item.draft_ids), item.num_drafts) for item in batch
+        }
+        self.memory.watch(batch)
 
     def propose(self, batch: Sequence[SlotState], row_of: Any) -> None:
         """As the draft model does: it has computed all but the last of its drafts."""
@@ -331,23 +375,25 @@ class Simulation(RuleBasedStateMachine):
         assert not any(state.block_table for state in self.scheduler.waiting)
         for state in self.scheduler.running:
             blocks = [block for block in state.block_table if block != NO_BLOCK]
-            assert len(set(blocks)) == len(blocks) <= self.cache.most_blocks_for(len(state.token_ids))
-            needed, most = (self.cache.blocks_for(n) for n in (state.num_computed_tokens, len(state.token_ids)))
-            assert needed <= len(state.block_table) <= most
+            most = max(len(state.token_ids), self.reserved.get(state, 0) if self.engine._unread else 0)
+            assert len(set(blocks)) == len(blocks) <= self.cache.most_blocks_for(most)
+            needed = self.cache.blocks_for(state.num_computed_tokens)
+            assert needed <= len(state.block_table) <= self.cache.blocks_for(most)
 
     @invariant()
     def prepared_decodes_match_the_state(self) -> None:
         assert all(state.decode is None for state in self.scheduler.waiting)
         for state in self.scheduler.running:
             if state.decode is not None:
-                assert state.decode.start == state.num_computed_tokens == len(state.token_ids) - 1
+                assert state.decode.start == len(state.token_ids) - 1 + bool(self.engine._unread)
                 assert (state.decode.num_tokens, state.decode.num_samples, state.decode.num_drafts) == (1, 1, 0)
 
     @invariant()
     def full_blocks_can_be_found(self) -> None:
         for state in self.scheduler.running:
-            behind = state.num_computed_tokens // BLOCK - state.num_registered_blocks
-            assert behind == 0 or (state.decode is not None and 0 < behind < BLOCKS_AT_ONCE)
+            behind = state.num_certain_tokens // BLOCK - state.num_registered_blocks
+            may_be_behind = state.decode is not None or self.engine._unread  # until that result is processed
+            assert behind == 0 or (may_be_behind and 0 < behind < BLOCKS_AT_ONCE)
 
     @invariant()
     def empty_slots_are_counted(self) -> None:
@@ -384,8 +430,8 @@ class PlainSimulation(Simulation):
     drafts = False
 
 
-class AheadSimulation(PlainSimulation):
-    """Decodes are launched ahead."""
+class AheadSimulation(Simulation):
+    """Each step is launched before the result of the one before it is read."""
 
     runs_ahead = True
 
@@ -397,10 +443,14 @@ class WindowSimulation(Simulation):
     num_blocks = 7
 
 
+class AheadWindowSimulation(WindowSimulation):
+    runs_ahead = True
+
+
 SETTINGS = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
 SIMULATIONS = (
     *(Simulation, PrioritySimulation, ShortestPrefillSimulation, PlainSimulation, AheadSimulation),
-    WindowSimulation,
+    *(WindowSimulation, AheadWindowSimulation),
 )
 for simulation in SIMULATIONS:
     simulation.TestCase.settings = SETTINGS
@@ -410,6 +460,7 @@ TestShortestPrefillSimulation = ShortestPrefillSimulation.TestCase
 TestPlainSimulation = PlainSimulation.TestCase
 TestAheadSimulation = AheadSimulation.TestCase
 TestWindowSimulation = WindowSimulation.TestCase
+TestAheadWindowSimulation = AheadWindowSimulation.TestCase
 
 
 def test_the_pool_reuses_the_least_recently_released_block_and_forgets_its_content() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
@@ -40,18 +41,16 @@ class Recorded:
     def grant(self, decodes: Any, other_items: Any, budget: int, grow: Any) -> list[ScheduledRequest]:
         items = {(item.state.request_id, item.state.index): item for item in [*decodes, *other_items]}
         granted: list[ScheduledRequest] = []
-        for request, index, drafter, number in self.step.drafts:
+        for (request, index, drafter, number), planned in zip(self.step.drafts, self.step.planned, strict=True):
             item = items[request, index]
-            assert grow(item.state, len(item.state.token_ids) + number)
+            assert grow(item.state, item.start + item.num_tokens + number)
             if drafter is None:
-                item.draft_ids = [0] * number
+                item.draft_ids = [0] * planned
             else:
-                item.drafter, item.num_drafts = drafter, number
-                granted.append(item)
+                drafting = item if item.state.decode is None else ScheduledRequest(item.state, item.num_tokens)
+                drafting.drafter, drafting.num_drafts = drafter, number
+                granted.append(drafting)
         return granted
-
-    def may_draft(self, sequences: int) -> bool:
-        return not self.step.ahead
 
     def record(self, *_: object, **__: object) -> None: ...
 
@@ -87,6 +86,7 @@ class Replay:
             window=None if window is None else Window(*window),
         )
         self.drafts: Any = Recorded()
+        self.unread: deque[tuple[list[ScheduledRequest], list[tuple[int, int]], int]] = deque()
         self.scheduler = Scheduler(config, self.cache, self.drafts)
         self.outputs = OutputProcessor(self.scheduler, self.cache, self.drafts)
 
@@ -136,8 +136,17 @@ class Replay:
             state.resume(self.tokens(event.request, state.index, event.num_prompt_tokens, number), 0)
         self.outputs.begin(states)
 
-    def run(self, step: StepRecord) -> tuple[str, str]:
-        """Replay a step; return the hashes of its plans."""
+    def plan(self, step: StepRecord) -> None:
+        """Schedule and plan the recorded step, which has another plan if this scheduler works differently."""
+        self.drafts.step = step
+        batch = self.scheduler.schedule()
+        assert [len(item.state.token_ids) for item in batch] == step.lengths
+        rows = [(item.start, item.num_tokens) for item in batch]
+        assert plan_hash(self.scheduler.plan(batch)) == step.plan
+        self.unread.append((batch, rows, self.scheduler.prompt_tokens))
+
+    def run(self, step: StepRecord, following: StepRecord | None) -> None:
+        """Replay a step, and the plan of the `following` one if it was made before this step's result was read."""
         if step.reset:
             self.reset()
         for event in step.events:
@@ -145,22 +154,28 @@ class Replay:
                 self.arrive(event)
             else:
                 self.outputs.drop(event.request, event.index)
-        self.drafts.step = step
-        batch = self.scheduler.schedule()
-        assert [len(item.state.token_ids) for item in batch] == step.lengths
-        plan = self.scheduler.plan(batch)
-        ahead = self.scheduler.plan_ahead(batch) if step.ahead else None
-        self.outputs.process(batch, self.result(step, batch))
-        self.drafts.draft_tokens = step.num_draft_tokens
-        self.scheduler.observe(len(batch), step.step_s)
-        return plan_hash(plan), "" if ahead is None else plan_hash(ahead)
+        if not self.unread:
+            self.plan(step)
+        if step.overlaps and following is not None and not following.reset:
+            self.plan(following)
+        if step.is_alone:
+            assert not self.scheduler.schedule()
+        batch, rows, prompt_tokens = self.unread.popleft()
+        self.outputs.process(batch, self.result(step, batch, rows))
+        lengths = self.scheduler._lengths.latest  # made-up answers end a token earlier
+        for _ in step.final_lengths:
+            lengths.pop()
+        lengths.extend(step.final_lengths)
+        self.scheduler.observe(len(batch), step.step_s, (prompt_tokens, step.num_draft_tokens))
 
-    def result(self, step: StepRecord, batch: Sequence[ScheduledRequest]) -> StepResult:
+    def result(
+        self, step: StepRecord, batch: Sequence[ScheduledRequest], rows: Sequence[tuple[int, int]]
+    ) -> StepResult:
         counts: list[int] = []
         tokens: list[int] = []
         scores: dict[int, list[PromptLogprob]] = {}
         embeddings: dict[int, list[float]] = {}
-        for index, (item, number) in enumerate(zip(batch, step.counts, strict=True)):
+        for index, (item, number, (start, num_tokens)) in enumerate(zip(batch, step.counts, rows, strict=True)):
             state = item.state
             new = self.tokens(state.request_id, state.index, len(state.token_ids), number)
             if index in step.ended and state.request.embed:
@@ -168,8 +183,8 @@ class Replay:
             elif index in step.ended:
                 new.append(END)
             if state.scores_prompt:
-                first = max(item.start, len(state.prompt_logprobs))
-                scored = min(item.start + item.num_tokens, state.num_prompt_tokens - 1) - first
+                first = max(start, len(state.prompt_logprobs))
+                scored = min(start + num_tokens, state.num_prompt_tokens - 1) - first
                 scores[state.slot] = [PromptLogprob(0.0)] * max(0, scored)
             counts.append(len(new))
             tokens += new
@@ -199,10 +214,10 @@ def test_a_fresh_scheduler_makes_the_recorded_plans(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With prefix hits, drafts of all kinds, aborts, several answers, scored prompts, embeddings, and a reset."""
-    monkeypatch.setattr(Runner, "runs_ahead", runs_ahead)
     path = tmp_path / "steps"
-    drafting = {} if runs_ahead else {"draft": draft, "ngram": True, "draft_length": "fixed"}
+    drafting = {"ngram": True, "draft_length": "fixed"} | ({} if runs_ahead else {"draft": draft})
     engine = make_engine(record_steps=str(path), block_size=8, eos=(3,), **drafting, **options)
+    monkeypatch.setattr(Runner, "runs_ahead", runs_ahead)
     prompts = make_prompts(24, seed=4)
     requests = ask([prompts[number % 16] if number % 3 else prompts[number] for number in range(24)], max_tokens=30)
     requests = [replace(request, request_id=f"r{number}") for number, request in enumerate(requests)]
@@ -229,10 +244,10 @@ def test_a_fresh_scheduler_makes_the_recorded_plans(
     assert options.get("num_gpu_blocks_override") is None or engine.stats().preemptions > 0
     replay = Replay(path)
     assert len(replay.steps) == engine.stats().steps > 60
-    assert any(step.ahead for step in replay.steps) == runs_ahead
-    assert any(step.drafts for step in replay.steps) or runs_ahead
-    for step in replay.steps:
-        assert replay.run(step) == (step.plan, step.ahead)
+    assert any(step.overlaps for step in replay.steps) == runs_ahead
+    assert any(step.drafts for step in replay.steps)
+    for step, following in zip(replay.steps, [*replay.steps[1:], None], strict=True):
+        replay.run(step, following)
 
 
 def test_the_file_keeps_the_latest_steps_and_no_tokens(

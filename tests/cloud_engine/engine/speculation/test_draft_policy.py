@@ -108,7 +108,9 @@ class Fixed:
         del sequences
         return [min(self.most, offer.limit) for offer in offers]
 
-    def observe(self, sequences: int, prompt_tokens: int, drafts: int, step_s: float) -> None:
+    expected = None
+
+    def observe(self, sequences: int, prompt_tokens: int, drafts: int, step_s: float, expected: object) -> None:
         pass
 
 
@@ -176,7 +178,8 @@ class Run:
         for request, length in zip(drafting, lengths, strict=True):
             self._verify(request, length)
         noise = self._random.lognormvariate(0, 0.05) * (3 if self._random.random() < 0.01 else 1)
-        policy.observe(sequences, 0, sum(lengths), target_s * noise + draft_s)
+        expected = policy.expected if offers else None
+        policy.observe(sequences, 0, sum(lengths), target_s * noise + draft_s, expected)
 
     def _verify(self, request: Request, length: int) -> None:
         if length == 0:
@@ -342,6 +345,7 @@ class SimulatedNode:
             rows = float(sum(item.num_tokens - 1 + len(item.draft_ids) for item in batch))
             step_s = self.truth.base_s(len(batch)) + float(self.truth.extra_s(len(batch), np.array([rows]))[0])
             new = [_accepted(item) for item in batch]
+            self.scheduler.plan(batch)
             self.outputs.process(batch, StepResult(0, list(map(len, new)), list(itertools.chain.from_iterable(new))))
             self.speculator.observe(batch, step_s)
             seconds += step_s

@@ -65,6 +65,7 @@ def test_a_draft_model_changes_no_token(batch_size, plain, make_engine, ask, run
     assert sum(r.stats.draft_accepted for r in results) == stats.draft_accepted
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 @pytest.mark.parametrize("kind", ["right", "too long", "wrong", "one substitution", "insertion", "deletion", "start"])
 def test_a_prediction_changes_no_token(kind, batch_size, plain, make_engine, ask, run, draft):
@@ -102,6 +103,7 @@ def test_an_edited_prediction_is_picked_up_again(plain, make_engine, ask, run):
         assert stats.steps < LENGTH
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize("params", [{"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9, "top_k": 20}], ids=str)
 def test_sampled_output_is_the_same_with_any_draft(params, plain, make_engine, ask, run, draft):
     prompts = plain[0][:16]
@@ -124,6 +126,7 @@ def test_sampled_output_is_the_same_with_any_draft(params, plain, make_engine, a
             assert engine.stats().draft_accepted > 0
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize(
     "config", [{"num_gpu_blocks_override": 8}, {"max_num_batched_tokens": 20}, {"block_size": 4}], ids=str
 )
@@ -148,6 +151,7 @@ def test_a_draft_as_good_as_the_target_is_always_accepted(plain, target, make_en
     assert stats.steps == 2 * LENGTH / 6
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_end_of_sequence_inside_an_accepted_draft(plain, make_engine, ask, run, draft):
     prompts, expected = plain
     answer = expected[0].token_ids
@@ -182,6 +186,7 @@ def composed(make_engine, make_prompts, ask, run):
     return prompts, options, run(make_engine(max_num_seqs=2), ask(prompts, **options))
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize("company", COMPANY)
 @pytest.mark.parametrize("drafters", DRAFTERS)
 def test_every_drafter_composes_with_everything(drafters, company, composed, make_engine, ask, run, draft):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,9 +17,10 @@ from updraft.cloud_engine.engine.worker.cuda_graphs import (
     graph_sizes,
     smallest_size,
 )
+from updraft.cloud_engine.engine.worker.launched_step import UnreadInputs
 from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
 from updraft.kernels.attention.ops import TritonBackend
-from updraft.kernels.attention.ragged_batch import RaggedBatch
+from updraft.kernels.attention.ragged_batch import RaggedBatch, shifted
 from updraft.kernels.attention.types import QuerySpan
 
 if not torch.cuda.is_available():
@@ -90,9 +92,37 @@ def test_captured_steps_are_those_of_the_model(target) -> None:
             chunks = [Chunk(tokens, start, TABLES[number], len(tokens)) for number, start, tokens in step]
             spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
             given = graphs.run(spans, torch.tensor([token for chunk in chunks for token in chunk.token_ids]))
-            torch.testing.assert_close(given, runner.run(chunks), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(given, expected := runner.run(chunks), rtol=1e-4, atol=1e-5)
+            # The same step, planned for the case that three drafts more are accepted than really are.
+            ahead = [3 * (chunk.start == spans[-1].start) for chunk in chunks]
+            planned = shifted(spans, [-by for by in ahead])
+            token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids])
+            torch.testing.assert_close(
+                graphs.run(planned, token_ids, torch.tensor(ahead)), expected, rtol=1e-4, atol=1e-5
+            )
         too_many = [QuerySpan(24, 3, TABLES[0])]
         assert graphs.run(too_many, torch.tensor([1, 2, 3])) is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="not interpreted")
+@pytest.mark.parametrize("kind", ["triton", "torch"])
+def test_unread_tokens_and_positions_are_resolved_on_the_device(kind: str, target) -> None:
+    """One sequence begins earlier than planned, one where it was planned with an unread token, and one is new."""
+    pytest.importorskip("triton")
+    plain, runner = (Runner(target, 9, 16, attention_backend="torch") for _ in range(2))
+    if kind == "triton":
+        runner._backend = TritonBackend(cache_spec(target, 9, 16))
+    prompts = [Chunk(tokens, start, table, 1) for (start, tokens), table in zip(PROMPTS, TABLES, strict=True)]
+    for each in (plain, runner):
+        each.run(prompts[:2])
+    true = [Chunk([1, 50, 51], 20, TABLES[0], 3), Chunk([2], 3, TABLES[1], 1), prompts[2]]
+    planned = [replace(true[0], token_ids=[0, 50, 51], start=30), replace(true[1], token_ids=[0]), prompts[2]]
+    unread = UnreadInputs([0, 1], torch.tensor([1, 2]), torch.tensor([10, 0]))
+    torch.testing.assert_close(runner.run(planned, unread), plain.run(true), rtol=1e-4, atol=1e-5)
+    spans = [QuerySpan(31, 1, TABLES[0]), QuerySpan(4, 1, TABLES[1])]
+    given = runner.run_decodes(spans, torch.tensor([0, 6]), UnreadInputs([0], torch.tensor([4]), torch.tensor([8])))
+    expected = plain.run([Chunk([4], 23, TABLES[0], 1), Chunk([6], 4, TABLES[1], 1)])
+    torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not interpreted")
@@ -106,11 +136,11 @@ def test_the_runner_takes_captured_steps_where_they_fit(target) -> None:
     class Captured:
         """Replacement of `StepGraphs` for up to two rows; returns the model's own logits."""
 
-        def run(self, spans, token_ids):
+        def run(self, spans, token_ids, shift):
             if len(token_ids) > 2:
                 return None
             replays.append(len(token_ids))
-            return runner.model.logits(runner._hidden(spans, token_ids))[: len(token_ids)]
+            return runner.model.logits(runner._hidden(spans, token_ids, shift))[: len(token_ids)]
 
     runner._graphs = Captured()
     steps = [

@@ -8,7 +8,7 @@ import pytest
 import torch
 from updraft.cloud_engine.engine.worker import worker
 from updraft.cloud_engine.engine.worker.host_device_copy import HostCopy, to_device
-from updraft.cloud_engine.engine.worker.sampler import log_probabilities
+from updraft.cloud_engine.engine.worker.sampler import UnreadLogprobs
 
 
 @pytest.fixture
@@ -52,9 +52,9 @@ def test_requests_get_the_log_probabilities_they_asked_for(make_engine, make_pro
 
     def counted(logits, chosen, num_top):
         looked_up.append(len(logits))
-        return log_probabilities(logits, chosen, num_top)
+        return UnreadLogprobs(logits, chosen, num_top)
 
-    monkeypatch.setattr(worker, "log_probabilities", counted)
+    monkeypatch.setattr(worker, "UnreadLogprobs", counted)
     together = run(make_engine(draft=draft, draft_length="fixed"), requests)
     steps_with_more = sum(rows > 1 for rows in looked_up)
     assert steps_with_more > 0

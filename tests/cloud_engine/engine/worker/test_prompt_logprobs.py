@@ -44,6 +44,7 @@ def assert_scores(reference: Any, prompt: list[int], scores: list[Any], num_top:
         assert [value for _, value in score.top] == pytest.approx(row.topk(num_top).values.tolist(), abs=1e-4)
 
 
+@pytest.mark.usefixtures("both_depths")
 @pytest.mark.parametrize(
     "config",
     [
@@ -68,6 +69,7 @@ def test_scores_are_those_of_transformers(reference, make_scoring, ask, run, con
         assert run(engine, ask(PROMPTS))[5].stats.cached_tokens >= 64, "others may use them"
 
 
+@pytest.mark.usefixtures("both_depths")
 def test_a_preempted_request_scores_every_token_once(reference, make_scoring, ask) -> None:
     engine = make_scoring(
         max_num_batched_tokens=16, block_size=4, num_gpu_blocks_override=12, scheduling_policy="priority"
@@ -98,9 +100,9 @@ def test_memory_is_bounded_by_the_chunk(make_scoring, ask, monkeypatch) -> None:
     most = 0
     run_model = engine._worker.runner.run
 
-    def watched(chunks: Any) -> torch.Tensor:
+    def watched(chunks: Any, unread: Any = None) -> torch.Tensor:
         nonlocal most
-        logits = run_model(chunks)
+        logits = run_model(chunks, unread)
         most = max(most, len(logits))
         return logits
 
