@@ -65,7 +65,8 @@ def step_profile(runner: Runner, config: EngineConfig) -> dict[tuple[int, int], 
     Each step is measured several times, in turns, and the fastest counts, because other processes disturb single ones.
     Slow models are only measured with one sequence and with a full batch, without drafts and with one draft token.
     """
-    sizes = sorted({min(4**power, config.max_num_seqs) for power in range(8)})
+    factor = 4 if runner.runs_ahead else 16  # between batch sizes: on CPUs, matrix products take memory for each size
+    sizes = sorted({min(factor**power, config.max_num_seqs) for power in range(8)})
     most = min(config.max_num_batched_tokens, runner.num_slots, _MAX_ROWS if runner.runs_ahead else _MAX_CPU_ROWS)
     points = [(size, drafts) for drafts in _DRAFTS for size in sizes if drafts <= 1 or size * (1 + drafts) <= most]
     started, profile = time.perf_counter(), dict[tuple[int, int], float]()
