@@ -45,10 +45,7 @@ MULTIPLYING = (
     *("num_generations", "numResults"),
 )
 #: Nested objects in which servers accept length fields too.
-NESTED = (
-    *("options", "parameters", "extra_body", "generation_config", "generationConfig", "sampling_params"),
-    "chat_template_kwargs",
-)
+NESTED = ("options", "parameters", "extra_body", "generation_config", "generationConfig", "sampling_params")
 #: Objects with a reasoning budget, and the name of the budget's field.
 THINKING = {"thinking": "budget_tokens", "reasoning": "max_tokens"}
 #: Fields with a reasoning budget, in addition to the answer's limit.
@@ -56,8 +53,13 @@ THINKING_BUDGETS = (
     *("thinking_budget", "reasoning_budget", "thinking_budget_tokens", "thinking_token_budget"),
     *("max_thinking_tokens", "max_reasoning_tokens"),
 )
+#: Variables of chat templates, of which only `THINKING_BUDGETS` count: others may have the names of length fields.
+TEMPLATE_VARIABLES = "chat_template_kwargs"
 #: All fields that `answer_size` reads, apart from the prompts.
-LENGTH_FIELDS = (*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, *THINKING_BUDGETS, "prediction")
+LENGTH_FIELDS = (
+    *(*LENGTHENING, *MULTIPLYING, *NESTED, *THINKING, *THINKING_BUDGETS),
+    *(TEMPLATE_VARIABLES, "prediction"),
+)
 
 _COUNTED = frozenset(LENGTH_FIELDS)
 _ASCII = bytes(range(128))
@@ -150,7 +152,7 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
     if path not in LIMITS:
         return AnswerSize(0 if path in WRITES_NOTHING else STEP_TOKENS)
     lengths: list[int | None] = []
-    answers, thinking, is_limited = 1, 0, False
+    answers, is_limited = 1, False
     tables: list[Mapping[str, Any]] = [fields]
     for table in tables:
         for name in table.keys() & _COUNTED:
@@ -161,14 +163,11 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
                 is_limited = is_limited or (table is fields and name in LIMITS[path])
             elif name in MULTIPLYING:
                 answers = max(answers, _count(value) or 1)
-            elif name in THINKING_BUDGETS:
-                thinking += _count(value) or 0
-            elif (inner := object_of(value)) and table is fields:
-                thinking += _count(inner.get(THINKING.get(name, ""))) or 0
-                tables += [inner] if name in NESTED else []
+            elif name in NESTED and table is fields:
+                tables.append(object_of(value))
     limit = None
     if is_limited and None not in lengths:
-        limit = max([1, *filter(None, lengths)]) + thinking
+        limit = max([1, *filter(None, lengths)]) + thinking_budget(fields)
     if prompts is None:
         given = fields.get("prompt")
         items = cast("list[Any]", given) if isinstance(given, list) else []
@@ -179,14 +178,23 @@ def answer_size(fields: Mapping[str, Any], path: str, *, prompts: int | None = N
     return AnswerSize(limit, min(answers * prompts, MAX_REQUEST_TOKENS), beside)
 
 
+def thinking_budget(fields: Mapping[str, Any]) -> int:
+    """Return the tokens that a request allows for reasoning, in addition to the answer's limit."""
+    budgets = [object_of(fields.get(name)).get(budget) for name, budget in THINKING.items()]
+    for table in (fields, *(object_of(fields.get(name)) for name in (*NESTED, TEMPLATE_VARIABLES))):
+        budgets += [table.get(name) for name in THINKING_BUDGETS]
+    return sum(_count(budget) or 0 for budget in budgets)
+
+
 def capped(body: Mapping[str, Any], cap: int, limits: Sequence[str]) -> dict[str, Any]:
     """Return `body` with all length fields lowered to `cap`. If no field of `limits` is set, add the first."""
     named = any(body.get(name) is not None for name in limits)
     changed: dict[str, Any] = dict(body) if named else {**body, limits[0]: cap}
-    nested = {name: dict(inner) for name in NESTED if (inner := object_of(body.get(name)))}
+    nested = {name: dict(inner) for name in (*NESTED, TEMPLATE_VARIABLES) if (inner := object_of(body.get(name)))}
     changed |= nested
     for table in (changed, *nested.values()):
-        table.update({name: _lower(table[name], cap) for name in LENGTHENING if table.get(name) is not None})
+        if table is not nested.get(TEMPLATE_VARIABLES):
+            table.update({name: _lower(table[name], cap) for name in LENGTHENING if table.get(name) is not None})
         table.update({name: max(1, cap - 1) for name in THINKING_BUDGETS if (_count(table.get(name)) or 0) >= cap})
     for name, budget in THINKING.items():  # reasoning counts towards the answer's limit
         thinking = object_of(body.get(name))

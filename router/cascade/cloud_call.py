@@ -17,12 +17,12 @@ from ...accounting.reported_usage import ReportedUsage
 from ...accounting.token_estimate import (
     LIMITS,
     THINKING,
-    THINKING_BUDGETS,
     answer_size,
     cap_fault,
     capped,
     prompt_tokens,
     text_bytes,
+    thinking_budget,
 )
 from ...protocol.dialects.chat_chunks import OPAQUE, index_of
 from ...protocol.errors import BudgetExceededError, RequestTimeoutError
@@ -279,7 +279,7 @@ class MeteredStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
 def _may_hide_tokens(body: dict[str, Any]) -> bool:
     if body.get("reasoning_effort") not in (None, "none") or body.get("best_of") not in (None, body.get("n", 1)):
         return True
-    if any(body.get(name) for name in THINKING_BUDGETS):
+    if thinking_budget({name: value for name, value in body.items() if name not in THINKING}):
         return True
     tables = [options for name in THINKING if (options := table(body.get(name)))]
     return any("none" not in each.values() and "disabled" not in each.values() for each in tables)

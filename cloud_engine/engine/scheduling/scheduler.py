@@ -290,8 +290,8 @@ class Scheduler:
     def _num_fitting(self, expected: Sequence[GenerationRequest]) -> int:
         """Return how many queued requests, counted from the first, fit into batch and pool if no block is cached."""
         places = self._config.max_num_seqs - sum(map(_num_places, self.running))
-        if self.waiting and self.waiting[0] is self._refused:
-            return 0
+        if places <= 0 or (self.waiting and self.waiting[0] is self._refused):
+            return 0  # the usual case of a full queue, so no forecast is made
         blocks, reserved = self._cache.pool.num_free, 0
         forecast = GrowthForecast(self._lengths, self.running, self._cache.block_size)
         for count, request in enumerate([*self.waiting, *expected]):

@@ -587,6 +587,7 @@ def test_without_a_budget_nothing_is_capped(bench: Any) -> None:
         ("chat/completions", {"max_tokens": 10, "thinking_budget": 2000}, 2010, 1),
         ("chat/completions", {"max_tokens": 10, "extra_body": {"max_thinking_tokens": 2000}}, 2010, 1),
         ("chat/completions", {"max_tokens": 10, "chat_template_kwargs": {"reasoning_budget": 2000}}, 2010, 1),
+        ("chat/completions", {"max_tokens": 10, "chat_template_kwargs": {"n": 5, "max_length": 900}}, 10, 1),
         ("chat/completions", {"max_tokens": 10, "max_tokens_to_sample": 900, "num_generations": 3}, 900, 3),
         ("completions", {"max_tokens": 10, "prompt": ["a", "b"], "n": 2}, 10, 4),
         ("completions", {"max_tokens": 10, "prompt": [1, 2]}, 10, 1),
@@ -603,6 +604,12 @@ def test_every_field_that_lengthens_an_answer_counts(
     if path in LIMITS:
         body = capped(fields, 7, LIMITS[path])
         assert (answer_size(body, path).limit or 0) <= 7 + 6, "thinking is a part of it"
+
+
+def test_variables_of_templates_are_not_capped() -> None:
+    variables = {"max_length": 900, "n": 5, "thinking_budget": 900}
+    body = capped({"max_tokens": 900, "chat_template_kwargs": variables}, 7, LIMITS["chat/completions"])
+    assert body == {"max_tokens": 7, "chat_template_kwargs": {**variables, "thinking_budget": 6}}
 
 
 OPERATIONS = st.lists(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_steps import run_step
 from updraft.cloud_engine.engine.config import EngineConfig, SchedulingPolicy
 from updraft.cloud_engine.engine.kv.kv_cache_manager import KVCacheManager
 from updraft.cloud_engine.engine.scheduling.policies import FORGIVEN_TOKENS_PER_S, PREFILL_TOKEN_S, PRIORITY_S
@@ -43,19 +44,6 @@ def state_of(name: str, prompt: int, arrived: float, max_tokens: int = ANSWER, *
     request = GenerationRequest(name, [1] * prompt, **options)
     greedy, cursor = ResolvedParams(temperature=0.0), PredictionCursor([])
     return RequestState(request, max_tokens, greedy, 0, frozenset(), [1] * prompt, cursor, arrived=arrived)
-
-
-def run_step(scheduler: Scheduler) -> list[str]:
-    """Run a step without a model. Returns the requests of its batch."""
-    batch = scheduler.schedule()
-    for item in batch:
-        caught_up = item.is_caught_up
-        item.state.num_computed_tokens += item.num_tokens
-        if caught_up:
-            item.state.token_ids.append(0)
-            if item.state.num_remaining_tokens == 0:
-                scheduler.remove(item.state)
-    return [item.state.request_id for item in batch]
 
 
 def served_tokens(scheduler: Scheduler, steps: int) -> Counter[str]:

@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from scheduler_steps import run_step
 from updraft.cloud_engine.engine.config import EngineConfig, SchedulingPolicy
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.kv.block_pool import NO_BLOCK, BlockPool
@@ -608,17 +609,6 @@ def test_prediction_time_is_not_charged_to_prompts() -> None:
     assert max(step[-1] for step in shares[-4:]) > 80  # while twelve others decode
 
 
-def ran(scheduler: Scheduler) -> list[str]:
-    """One step; who was in it, in order."""
-    batch = scheduler.schedule()
-    for item in batch:
-        caught_up = item.is_caught_up
-        item.state.num_computed_tokens += item.num_tokens
-        if caught_up:
-            item.state.token_ids.append(0)
-    return [item.state.request_id for item in batch]
-
-
 def small(scheduling_policy: SchedulingPolicy, *, batch: int = 1, blocks: int = 100) -> Scheduler:
     config = EngineConfig(
         block_size=BLOCK, max_num_seqs=batch, max_num_batched_tokens=64, scheduling_policy=scheduling_policy
@@ -629,11 +619,11 @@ def small(scheduling_policy: SchedulingPolicy, *, batch: int = 1, blocks: int = 
 def test_a_higher_priority_takes_the_place_of_a_running_request() -> None:
     scheduler = small("priority")
     scheduler.add(make_state("later", [1] * 5, 9, priority=1))
-    assert ran(scheduler) == ["later"]
+    assert run_step(scheduler) == ["later"]
     scheduler.add(make_state("equal", [1] * 5, 9, priority=1))
-    assert ran(scheduler) == ["later"]
+    assert run_step(scheduler) == ["later"]
     scheduler.add(make_state("urgent", [2] * 5, 9, priority=0))
-    assert ran(scheduler) == ["urgent"]
+    assert run_step(scheduler) == ["urgent"]
     assert [state.request_id for state in scheduler.waiting] == ["later", "equal"]
     assert scheduler.counters.preemptions == 1
 
@@ -642,26 +632,26 @@ def test_long_prefill_leaves_budget_to_earlier_requests() -> None:
     config = EngineConfig(block_size=BLOCK, max_num_seqs=4, max_num_batched_tokens=8, scheduling_policy="priority")
     scheduler = plain_scheduler(config, KVCacheManager(100, BLOCK))
     scheduler.add(make_state("long", [1] * 30, 9, priority=1))
-    assert ran(scheduler) == ["long"]
+    assert run_step(scheduler) == ["long"]
     scheduler.add(make_state("urgent", [2] * 3, 9, priority=0))
-    assert ran(scheduler) == ["urgent", "long"]
+    assert run_step(scheduler) == ["urgent", "long"]
 
 
 def test_a_higher_priority_takes_no_place_it_does_not_need() -> None:
     scheduler = small("priority", batch=2)
     scheduler.add(make_state("later", [1] * 5, 9, priority=1))
-    ran(scheduler)
+    run_step(scheduler)
     scheduler.add(make_state("urgent", [2] * 5, 9, priority=0))
-    assert ran(scheduler) == ["urgent", "later"]
+    assert run_step(scheduler) == ["urgent", "later"]
     assert scheduler.counters.preemptions == 0
 
 
 def test_a_higher_priority_takes_blocks_where_there_are_none() -> None:
     scheduler = small("priority", batch=2, blocks=3)
     scheduler.add(make_state("later", [1] * 9, 3, priority=1))
-    ran(scheduler)
+    run_step(scheduler)
     scheduler.add(make_state("urgent", [2] * 5, 3, priority=0))
-    assert ran(scheduler) == ["urgent"]
+    assert run_step(scheduler) == ["urgent"]
 
 
 def test_no_preemption_without_enough_gain() -> None:
@@ -670,24 +660,24 @@ def test_no_preemption_without_enough_gain() -> None:
     scheduler.add(make_state("first", [1] * 9, 3, priority=-1))
     for name in ("later", "last"):
         scheduler.add(make_state(name, [2] * 9, 3, priority=1))
-    assert len(ran(scheduler)) == 3
+    assert len(run_step(scheduler)) == 3
     scheduler.add(make_state("head", [3] * 29, 2, priority=0))
-    assert len(ran(scheduler)) == 3
+    assert len(run_step(scheduler)) == 3
     assert scheduler.counters.preemptions == 0
 
 
 def test_no_preemption_while_an_earlier_prompt_uses_the_budget() -> None:
     scheduler = small("priority", batch=2)
     scheduler.add(make_state("later", [1] * 5, 99, priority=1))
-    ran(scheduler)
+    run_step(scheduler)
     long = make_state("long", [2] * 300, 9, priority=0)
     scheduler.add(long)
-    ran(scheduler)
+    run_step(scheduler)
     scheduler.add(make_state("head", [3] * 5, 9, priority=0))
     while len(long.token_ids) - long.num_computed_tokens > 64:
-        assert set(ran(scheduler)) == {"long", "later"}
-    ran(scheduler)
-    assert "head" in ran(scheduler)
+        assert set(run_step(scheduler)) == {"long", "later"}
+    run_step(scheduler)
+    assert "head" in run_step(scheduler)
     assert scheduler.counters.preemptions == 1
 
 
