@@ -79,9 +79,9 @@ def engine(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Group of figures: start, throughput, sampled, decode, prefill, prefix, scheduler, host, steps, "
-            "simulation, invariance, pocket-drafts, oracle, gaps (CUDA only) or peers; repeatable. "
-            "[all that the device supports]"
+            help="Group of figures: start, throughput, sampled, decode, batches, overlap, escalation, roofline, "
+            "prefill, prefix, scheduler, host, steps, simulation, invariance, pocket-drafts, oracle, gaps or peers; "
+            "repeatable. [all that the device supports]"
         ),
     ] = None,
     draft_shape: Annotated[

@@ -34,7 +34,7 @@ _TOKEN = VOCABULARY - 1  # the token that the device answers
 _PREDICTED = [*[_TOKEN] * 4, 0]  # repeated in predictions, so that half of the tokens that a step verifies are wrong
 _TOKENS_PER_STEP = 5
 #: Of 100 sequences, 10 have a prediction, 5 a penalty, and 5 report log-probabilities.
-_PREDICTION, _PENALTY, _LOGPROBS = range(10), range(10, 15), range(15, 20)
+PREDICTION, PENALTY, LOGPROBS = range(10), range(10, 15), range(15, 20)
 
 
 class _InstantRunner:
@@ -155,10 +155,10 @@ def _engine(rows: int, context: int, *, is_mixed: bool, steps: int) -> tuple[Eng
             max_tokens=most,
             ignore_eos=True,
             repetition_detection=False,
-            frequency_penalty=0.5 if share in _PENALTY else 0.0,
-            logprobs=1 if share in _LOGPROBS else None,
+            frequency_penalty=0.5 if share in PENALTY else 0.0,
+            logprobs=1 if share in LOGPROBS else None,
         )
-        prediction = _PREDICTED * (2 * steps) if share in _PREDICTION else []
+        prediction = _PREDICTED * (2 * steps) if share in PREDICTION else []
         engine.add_request(GenerationRequest(str(number), [number % VOCABULARY] * context, params, prediction))
     for _ in range(_WARM_UP):
         engine.step()

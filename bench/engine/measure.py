@@ -13,10 +13,12 @@ import torch
 
 from ...cloud_engine.models.decoder import Decoder
 from ...cloud_engine.models.loading.loader import load_model
+from ...cloud_engine.planning.roofline import GPUS
 from ...kernels.runtime.host_memory import keep_freed_memory
 from ...protocol.errors import ConfigurationError
 from ..shared.workload import Workload, WorkloadRequest, draw
 from . import host, peers, speculation
+from .batches import batch_figures, escalation_figures, overlap_figures, roofline_figures
 from .ceilings import MatrixProducts
 from .driving import engine_config
 from .invariance import invariance_figures
@@ -38,6 +40,7 @@ from .step_times import measured_step_time, simulation_errors
 CB_SETTINGS = ((64, 512), (128, 1024), (128, 2048))
 #: Settings to try on a CUDA device, which has more memory.
 CB_SETTINGS_CUDA = ((1024, 4096), (1024, 8192))
+_PLANNED_SHAPE = "llama-3.1-8b"  # of the roofline
 Say = Callable[[str], None]
 Figures = dict[str, float]
 
@@ -145,6 +148,19 @@ class _EngineBench:
         count = self.options.running if self.options.shape == "pocket" else 8
         return invariance_figures(self.folder, DTYPES[self.options.dtype], self._requests[:count])
 
+    def batches(self) -> Figures:
+        options, peer = self.options, None
+        if options.peers in ("all", "continuous"):
+            dtype, shape = DTYPES[options.dtype], SHAPES.get(options.shape)
+            model = peers.random(shape, dtype, options.device) if shape else self._peer_of_folder()
+            peer = partial(peers.continuous_batch, model)
+        gpu = GPUS.get(torch.cuda.get_device_name()) if options.device == "cuda" else None
+        return batch_figures(self.model, gpu, peer, self.say)
+
+    def roofline(self) -> Figures:
+        shape = self.options.shape
+        return roofline_figures(shape_config(_PLANNED_SHAPE if shape == "pocket" else shape), self.say)
+
     def oracle_drafts(self) -> Figures:
         options = self.options
         target = self.model if options.shape != "pocket" else speculation.oracle_target(self.model)
@@ -156,7 +172,7 @@ class _EngineBench:
 
     def peer_ratios(self) -> Figures:
         options = self.options
-        model = peers.load(self.folder, DTYPES[options.dtype], options.device)
+        model = self._peer_of_folder()
         against = _PeerRatios(self._throughput, self.say)
         figures = Figures()
         if options.peers in ("all", "static"):
@@ -166,6 +182,9 @@ class _EngineBench:
         if options.peers in ("all", "continuous"):
             figures |= self._continuous_batching_ratios(model, against)
         return figures
+
+    def _peer_of_folder(self) -> Any:
+        return peers.load(self.folder, DTYPES[self.options.dtype], self.options.device)
 
     def _continuous_batching_ratios(self, model: Any, against: _PeerRatios) -> Figures:
         """Return our speed over that of continuous batching with its best setting. Settings that fail are skipped."""
@@ -210,6 +229,10 @@ GROUPS: Mapping[str, Callable[[_EngineBench], Figures]] = {
     "throughput": _EngineBench.throughput,
     "sampled": _EngineBench.sampled,
     "decode": lambda it: decode_figures(it.model, it.products.weight_bytes),
+    "batches": _EngineBench.batches,
+    "overlap": lambda it: overlap_figures(it.model),
+    "escalation": lambda it: escalation_figures(it.model, it.say),
+    "roofline": _EngineBench.roofline,
     "prefill": lambda it: prefill_figures(it.model, it.products),
     "prefix": lambda it: prefix_figures(it.model),
     "scheduler": lambda it: {"scheduler_us_256": scheduler_microseconds(), "kv_waste": kv_waste(it.options.workload)},
@@ -222,5 +245,9 @@ GROUPS: Mapping[str, Callable[[_EngineBench], Figures]] = {
     "gaps": lambda it: step_gaps(it.model, it.options.running),
     "peers": _EngineBench.peer_ratios,
 }
-#: Groups to skip, by device: gaps need a GPU; batch-invariant mode and the pocket pair are measured only on CPUs.
-_NOT_ON: Mapping[str, Sequence[str]] = {"cpu": ("gaps",), "cuda": ("invariance", "pocket-drafts")}
+#: Groups to skip, by device: graphs, overlap and gaps need a GPU; batch-invariant mode and the pocket pair are measured
+#: only on CPUs.
+_NOT_ON: Mapping[str, Sequence[str]] = {
+    "cpu": ("batches", "overlap", "escalation", "gaps"),
+    "cuda": ("invariance", "pocket-drafts"),
+}

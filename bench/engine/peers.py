@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..shared.workload import WorkloadRequest
+
+_BLOCK, _SPARE_BLOCKS = 256, 16  # tokens per block of transformers' cache
+_BATCH_TOKENS = 8192
 
 
 def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -22,6 +25,17 @@ def load(folder: Path, dtype: torch.dtype, device: str) -> Any:
     transformers.logging.set_verbosity_error()
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     return model.eval().to(device)
+
+
+def random(shape: Mapping[str, Any], dtype: torch.dtype, device: str) -> Any:
+    """Create a model with random weights on `device`, without a file. `shape` is a Hugging Face configuration."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    kind = transformers.AutoConfig.for_model(**shape)
+    with torch.device(device):
+        model: Any = transformers.AutoModelForCausalLM.from_config(kind, dtype=dtype)
+    return model.eval()
 
 
 def static_batches(model: Any, requests: Sequence[WorkloadRequest], batch_size: int) -> float:
@@ -59,6 +73,12 @@ def continuous_batching(
         started = time.perf_counter()
         _run(manager, requests)
         return time.perf_counter() - started
+
+
+def continuous_batch(model: Any, requests: Sequence[WorkloadRequest]) -> float:
+    """Return the seconds of continuous batching if all requests fit in the cache and run at once."""
+    blocks = sum(-(-(len(request.prompt) + request.output) // _BLOCK) for request in requests)
+    return continuous_batching(model, requests, blocks + _SPARE_BLOCKS, _BATCH_TOKENS)
 
 
 def _run(manager: Any, requests: Sequence[WorkloadRequest]) -> None:

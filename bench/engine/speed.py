@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ...cloud_engine.engine.config import EngineConfig
+from ...cloud_engine.engine.engine import Engine
 from ...cloud_engine.models.decoder import Decoder
 from ...protocol.safety.system import child_environment, python_command
 from ...protocol.sampling import SamplingParams
@@ -46,13 +47,13 @@ def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: 
 
     Figures are medians of `rounds`. The bandwidth is measured before and after each round.
     """
-    device = model.embed_tokens.weight.device
+    device, engine = model.embed_tokens.weight.device, make_engine(model, _SMALL)
     alone, eight, shares = list[float](), list[float](), list[float]()
     for _ in range(rounds):
         before = memory_bandwidth(device)
-        alone.append(_decode_speed(model, 1, tokens))
+        alone.append(_decode_speed(engine, 1, tokens))
         shares.append(alone[-1] * weight_bytes / statistics.mean((before, memory_bandwidth(device))))
-        eight.append(_decode_speed(model, 8, tokens) / alone[-1])
+        eight.append(_decode_speed(engine, 8, tokens) / alone[-1])
     return {
         "decode_tokens_per_s": statistics.median(alone),
         "batch8_over_batch1": statistics.median(eight),
@@ -63,9 +64,8 @@ def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: 
 
 def prefill_figures(model: Decoder, products: MatrixProducts, length: int = 448) -> dict[str, float]:
     """Measure the prefill speed of single prompts of `length` tokens, and its share of the measured matmul speed."""
-    speeds = [
-        length / serve(make_engine(model, _SMALL), [WorkloadRequest([number + 1] * length, 1)]) for number in range(3)
-    ]
+    engine = make_engine(model, _SMALL)
+    speeds = [length / serve(engine, [WorkloadRequest([number + 1] * length, 1)]) for number in range(3)]
     speed = statistics.median(speeds)
     return {
         "prefill_tokens_per_s": speed,
@@ -119,8 +119,7 @@ def _warm_over_cold(model: Decoder, length: int) -> float:
     return statistics.median(warm_s) / cold_s
 
 
-def _decode_speed(model: Decoder, batch: int, tokens: int) -> float:
-    engine = make_engine(model, _SMALL)
+def _decode_speed(engine: Engine, batch: int, tokens: int) -> float:
     add(engine, [WorkloadRequest([number + 1] * 16, tokens) for number in range(batch)])
     engine.step()  # the prefill step
     started = time.perf_counter()

@@ -1,7 +1,8 @@
 """`make gpu`: the tests that need a CUDA device, then every measurement that needs one, in parts.
 
-All parts together take at most ten minutes. Each part has its own time limit and runs even if others fail. The figures
-of a part are written to `<gpu>-<date>-<part>.json` as soon as they are known. A summary table comes last.
+The most important parts come first, and all parts together take at most ten minutes. Each part has its own time limit
+and runs even if others fail. Figures are printed as soon as they are known, and written to `<gpu>-<date>-<part>.json`.
+A summary table comes last.
 """
 
 from __future__ import annotations
@@ -51,16 +52,20 @@ def _groups(*names: str) -> tuple[str, ...]:
 
 PARTS = (
     Part("tests", 120, ("updraft.bench.gpu.device_tests", "tests/kernels/gpu", "tests/cloud_engine/gpu")),
-    Part("kernels", 140, ("updraft", "bench", "kernels", "--short", "--json", "{json}")),
+    Part(
+        "llama-3.1-8b",
+        170,
+        _engine("--shape", "llama-3.1-8b", "--peers", "continuous")
+        + _groups("decode", "batches", "overlap", "escalation", "roofline", "prefill"),
+    ),
     Part(
         "qwen3-0.6b",
-        150,
+        90,
         _engine("--shape", "qwen3-0.6b", "--max-num-seqs", "256", "--peers", "continuous")
-        + _groups("decode", "throughput", "gaps", "peers"),
+        + _groups("decode", "batches", "gaps"),
     ),
-    Part("llama-3.1-8b", 50, _engine("--shape", "llama-3.1-8b", "--peers", "none") + _groups("decode", "prefill")),
     Part("drafts", 70, _engine("--shape", "llama-3.1-8b", "--draft-shape", "qwen3-0.6b") + _groups("oracle")),
-    Part("qwen2.5-0.5b", 40, _engine("--shape", "qwen2.5-0.5b", "--peers", "none") + _groups("decode", "throughput")),
+    Part("kernels", 120, ("updraft", "bench", "kernels", "--short", "--json", "{json}")),
 )
 
 

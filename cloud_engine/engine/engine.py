@@ -38,6 +38,7 @@ from .types.prediction import PredictionCursor
 from .types.request import GenerationRequest
 from .types.request_state import RequestState, ScheduledRequest
 from .worker.devices import allow_tf32, use_device
+from .worker.memory_profile import gpu_cache_bytes
 from .worker.model_runner import Runner, graph_limits
 from .worker.served_model import DraftWeights, ServedModel
 from .worker.warm_up import make_ready, step_profile
@@ -83,7 +84,8 @@ class Engine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         model = served.weights
-        self._sizes = sizes = KVCacheSize.of([model, draft.weights] if draft is not None else [model], config)
+        models = [model, draft.weights] if draft is not None else [model]
+        self._sizes = sizes = KVCacheSize.of(models, config, gpu_cache_bytes(models, config))
         self.config = config
         self.model_id = served.model_id
         self.context_length = sizes.context_length
@@ -101,8 +103,7 @@ class Engine:
             attention_backend=config.attention_backend,
         )
         self._runners = [runner]
-        drafts = config.num_speculative_tokens if draft is not None or config.ngram or drafters else 0
-        make_ready(runner, graph_limits(sizes.context_length, drafts, config), config.max_num_batched_tokens)
+        make_ready(runner, graph_limits(sizes.context_length, config), config.max_num_batched_tokens)
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []
         if draft is not None:
             vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()

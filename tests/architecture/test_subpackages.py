@@ -86,7 +86,7 @@ SUBPACKAGES = {
         "types step",
         "config stats",
     ],
-    "cloud_engine.planning": ["plan", "simulation", "mode_limits step_fit", "step_time trace"],
+    "cloud_engine.planning": ["plan", "simulation", "mode_limits step_fit", "roofline step_time trace"],
     "cloud_engine.node": ["process", "api", "answers registration"],
     "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "config rope", "fields"],
     "embedded": [
@@ -133,7 +133,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 84_533
+MAX_LINES = 85_029
 
 
 def modules() -> set[str]:

@@ -6,15 +6,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from ....kernels.attention.types import CacheSpec
 from ....protocol.errors import ConfigurationError
 from ...models.decoder import Decoder
-from ..config import MAX_DRAFT_TOKENS, EngineConfig
+from ..config import EngineConfig
 from .kv_cache_manager import Window, most_blocks
 
-_HOST_CACHE_BYTES = 2**30
+_DEFAULT_BYTES = 2**30
 _LOG = logging.getLogger(__name__)
 
 
@@ -30,8 +28,10 @@ class KVCacheSize:
     window: Window | None
 
     @classmethod
-    def of(cls, models: Sequence[Decoder], config: EngineConfig) -> KVCacheSize:
+    def of(cls, models: Sequence[Decoder], config: EngineConfig, available: int | None = None) -> KVCacheSize:
         """Compute the sizes for `models`: the target and, if there is one, its draft model.
+
+        `available`: bytes for the KV cache; None for 1 GiB.
 
         Plans enough blocks for a full batch at full context, if memory allows. If memory cannot hold even one context,
         the context is shortened to fit. Raises ConfigurationError if the configured context exceeds the model's or the
@@ -45,7 +45,7 @@ class KVCacheSize:
         window = _window(models, config)
         needed = most_blocks(length, config.block_size, window)
         num_blocks = config.num_gpu_blocks_override
-        num_blocks = num_blocks or min(needed * config.max_num_seqs, _fitting_blocks(models, config))
+        num_blocks = num_blocks or min(needed * config.max_num_seqs, _fitting_blocks(models, config, available))
         if needed <= num_blocks:
             return cls(length, num_blocks, window)
         held, gib = num_blocks * config.block_size, needed * _bytes_of_block(models, config) / 2**30
@@ -70,14 +70,8 @@ def _bytes_of_block(models: Sequence[Decoder], config: EngineConfig) -> int:
     return sum(block_bytes(model, config.block_size) for model in models)
 
 
-def _fitting_blocks(models: Sequence[Decoder], config: EngineConfig) -> int:
-    """Return the number of blocks that fit into 1 GiB of host memory, or into the share of GPU memory to use."""
-    device = models[0].embed_tokens.weight.device
-    available = _HOST_CACHE_BYTES
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        kept_free = int((1 - config.gpu_memory_utilization) * total)
-        available = max(0, free - kept_free - sum(_step_bytes(model, config) for model in models))
+def _fitting_blocks(models: Sequence[Decoder], config: EngineConfig, available: int | None) -> int:
+    available = _DEFAULT_BYTES if available is None else available
     blocks = available // _bytes_of_block(models, config)
     if blocks < 1:
         raise ConfigurationError(
@@ -86,14 +80,6 @@ def _fitting_blocks(models: Sequence[Decoder], config: EngineConfig) -> int:
             param="block_size",
         )
     return blocks
-
-
-def _step_bytes(model: Decoder, config: EngineConfig) -> int:
-    """Return an upper estimate of a step's memory: the activations of a layer, and logits with an edited copy."""
-    shape, itemsize = model.config, model.embed_tokens.weight.element_size()
-    activations = config.max_num_batched_tokens * (4 * shape.hidden_size + 3 * shape.intermediate_size) * itemsize
-    logit_rows = min(config.max_num_batched_tokens, config.max_num_seqs + MAX_DRAFT_TOKENS)
-    return activations + 2 * logit_rows * shape.vocab_size * torch.float32.itemsize
 
 
 def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:

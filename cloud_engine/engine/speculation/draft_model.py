@@ -42,7 +42,9 @@ class DraftModel(Drafter):
     def __init__(self, draft: Decoder, target: ModelConfig, sizes: KVCacheSize, config: EngineConfig) -> None:
         """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have another size."""
         self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
-        make_ready(self._runner, graph_limits(sizes.context_length, 1, config), config.max_num_batched_tokens)
+        # After full acceptance, the draft model lacks two tokens of each sequence.
+        limits = graph_limits(sizes.context_length, config, 2 * config.max_num_seqs)
+        make_ready(self._runner, limits, config.max_num_batched_tokens)
         self._most_tokens = config.max_num_batched_tokens
         self._block_size, self._reach, self._window = config.block_size, draft.config.reach, sizes.window
         self._rows = draft.config.vocab_size

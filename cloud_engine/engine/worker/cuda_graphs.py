@@ -1,7 +1,7 @@
 """Forward passes captured as CUDA graphs, so that a decode step is one launch instead of hundreds.
 
 Graphs have fixed sizes: one for each of `graph_sizes`, captured at startup. A step is padded to the smallest graph
-that holds its rows and sequences. Steps with prompts run without a graph.
+that holds its rows and sequences. Steps that read prompts, and steps with more rows, run without a graph.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from ....kernels.attention.types import QuerySpan
 from ...models.decoder import Decoder
 from .host_device_copy import to_device
 
+#: Maximum rows of a graph with drafts. In longer steps, the launches take less time than the computation.
+MAX_DRAFT_ROWS = 512
+_LEAST_DRAFT_ROWS = 16  # fewer rows take the same time, because tensor cores multiply tiles of 16 rows
 _LOG = logging.getLogger(__name__)
 
 
@@ -34,20 +37,31 @@ class GraphSize:
 
 @dataclass(frozen=True, slots=True)
 class GraphLimits:
-    """Limits of a step without prompts: number of sequences, and rows (one token plus drafts) and KV blocks of each."""
+    """Limits of a step without prompts."""
 
     sequences: int
-    queries: int
+    # Rows of all sequences together, if any sequence has drafts.
+    draft_rows: int
+    # KV blocks per sequence.
     blocks: int
+
+    @property
+    def rows(self) -> int:
+        return max(self.sequences, self.draft_rows)
 
 
 def graph_sizes(limits: GraphLimits) -> list[GraphSize]:
-    """Return graph sizes, smallest first: for no drafts (one row per sequence), half of the drafts, and all drafts."""
-    most = limits.sequences
+    """Return graph sizes, smallest first: without drafts (one row per sequence), and with drafts.
+
+    With drafts, rows grow by factors of two, and sequences by factors of four: a graph's attention is tuned for its
+    rows per sequence, but computes any.
+    """
+    most, most_rows = limits.sequences, limits.draft_rows
     sizes = {size for size in (1, 2, 4, *range(8, 65, 8), *range(96, most, 32)) if size < most} | {most}
-    verified = {-(-limits.queries // 2), limits.queries} - {1} if limits.queries > 1 else set[int]()
-    powers = {size for size in sizes if size & (size - 1) == 0} | {most}
-    drafts = {GraphSize(size * queries, size) for size in powers for queries in verified}
+    doubled = {_LEAST_DRAFT_ROWS << power for power in range(most_rows.bit_length())}
+    lengths = {rows for rows in doubled if rows < most_rows} | {most_rows}
+    quadrupled = {4**power for power in range(most.bit_length()) if 4**power < most} | {most}
+    drafts = {GraphSize(rows, size) for size in quadrupled for rows in lengths if rows > size}
     return sorted({GraphSize(size, size) for size in sizes} | drafts)
 
 
@@ -110,8 +124,6 @@ class StepGraphs:
         `AttentionMetadata.shift_`.
         """
         rows = len(token_ids)
-        if max((span.length for span in spans), default=0) > self._limits.queries:
-            return None
         size = smallest_size(self._sizes, rows, len(spans))
         if size is None:
             return None

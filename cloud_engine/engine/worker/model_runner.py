@@ -29,7 +29,7 @@ from ..config import EngineConfig
 from ..kv.sizing import cache_spec
 from ..types.pooling import MeanPool
 from ..types.sampling_row import SamplingRow
-from .cuda_graphs import CudaRecorder, GraphLimits, StepGraphs
+from .cuda_graphs import MAX_DRAFT_ROWS, CudaRecorder, GraphLimits, StepGraphs
 from .host_device_copy import HostCopy, to_device
 from .launched_step import UnreadInputs
 from .sampler import sampling_of
@@ -122,7 +122,8 @@ class Runner:
         token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids], dtype=torch.int64)
         token_ids, shift = self._resolved(spans, token_ids, unread)
         logit_rows = _wanted_rows(chunks)
-        if all(chunk.pool is None for chunk in chunks):
+        # A graph computes the logits of all rows, so it suits decodes and drafts, not prompts.
+        if 2 * len(logit_rows) >= len(token_ids) and all(chunk.pool is None for chunk in chunks):
             logits = self._replayed(spans, token_ids, shift)
             if logits is not None:
                 return self._rows(logits, logit_rows)
@@ -240,8 +241,9 @@ def _wanted_rows(chunks: Sequence[Chunk]) -> list[int]:
     return rows
 
 
-def graph_limits(context_length: int, num_drafts: int, config: EngineConfig) -> GraphLimits | None:
-    """Return the limits of steps to capture, with at most `num_drafts` drafts per sequence; None if graphs are off."""
+def graph_limits(context_length: int, config: EngineConfig, most_rows: int = MAX_DRAFT_ROWS) -> GraphLimits | None:
+    """Return the limits of steps to capture, at most `most_rows` rows in steps with drafts; None if eager."""
     if config.enforce_eager:
         return None
-    return GraphLimits(config.max_num_seqs, 1 + num_drafts, -(-context_length // config.block_size))
+    draft_rows = min(most_rows, MAX_DRAFT_ROWS, config.max_num_batched_tokens)
+    return GraphLimits(config.max_num_seqs, draft_rows, -(-context_length // config.block_size))

@@ -19,7 +19,8 @@ from ....kernels.runtime.numeric import next_power_of_2
 from ....kernels.sampling.launch import split_row
 from ....protocol.sampling import ResolvedParams
 from ....text.logit_edits import LogitEditor
-from ..config import EngineConfig
+from ...models.decoder import Decoder
+from ..config import MAX_DRAFT_TOKENS, EngineConfig
 from ..types.sampling_row import SamplingRow
 from .cuda_graphs import GraphLimits
 from .model_runner import Chunk, Runner
@@ -52,11 +53,30 @@ def make_ready(runner: Runner, limits: GraphLimits | None, max_num_batched_token
         runner.run([_prompt(runner, length)])
         for length in prompt_lengths(min(max_num_batched_tokens, runner.num_slots))
     ]
-    most = max_num_batched_tokens if limits is None else limits.sequences * limits.queries
+    most = max_num_batched_tokens if limits is None else limits.rows
     for number in row_counts(most, passes[-1].shape[1], num_multiprocessors(passes[-1].device)):
         _sample(passes[-1].repeat(number, 1))
     new, seconds = _entries(cache) - before, time.perf_counter() - started
     _LOG.info("warm-up took %.1f s: %d kernels compiled, cached in %s", seconds, new, cache)
+
+
+def largest_step(runner: Runner, config: EngineConfig) -> None:
+    """Compute the largest step, while the logits of another one are unread, and sample it in every way.
+
+    Overwrites the KV cache, which must hold `longest_chunk`.
+    """
+    length, tokens = longest_chunk(runner.model, config), config.max_num_batched_tokens
+    lengths = [length] * (tokens // length) + [tokens % length] * (tokens % length > 0)
+    num_logits = -(-min(tokens, config.max_num_seqs + MAX_DRAFT_TOKENS) // len(lengths))
+    chunks = [_prompt(runner, length, min(length, num_logits)) for length in lengths]
+    unread = runner.run(chunks)
+    _sample(runner.run(chunks))
+    del unread
+
+
+def longest_chunk(model: Decoder, config: EngineConfig) -> int:
+    """Return the tokens per sequence of the largest step, which has as many sequences as possible."""
+    return min(-(-config.max_num_batched_tokens // config.max_num_seqs), model.config.context_length)
 
 
 def step_profile(runner: Runner, config: EngineConfig) -> dict[tuple[int, int], float]:

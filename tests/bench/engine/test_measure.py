@@ -43,6 +43,7 @@ NAMED = {
 MORE = {
     *("tokens_per_s", "output_tokens", "matmul_ceiling_share", "sampled_over_greedy", "decode_tokens_per_s"),
     *("memory_gb_per_s", "prefill_tokens_per_s", "prefix_tokens"),
+    *(f"predicted_tokens_per_s_{size}x{context}" for size in (1, 64, 256) for context in (1024, 8192)),
     *("batch_invariant_cost", "divergence_rate", "divergence_rate_invariant"),
     *(f"{name}_{load}" for load in LOADS for name in ("spec_on_over_off", "spec_on_tokens_per_s", "spec_step_share")),
     *(f"host_us_{kind}_{rows}x{HOST_CONTEXTS[0]}" for kind in ("plain", "mixed") for rows in HOST_ROWS),
@@ -151,7 +152,7 @@ def _drafted_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def test_groups_by_device(tmp_path: Path) -> None:
     everything = EngineBenchOptions(tmp_path).groups
-    assert {*everything, "gaps"} == set(GROUPS)
+    assert {*everything, "batches", "overlap", "escalation", "gaps"} == set(GROUPS)
     assert "peers" not in EngineBenchOptions(tmp_path, peers="none").groups
     assert {*GROUPS} - {*EngineBenchOptions(tmp_path, device="cuda").groups} == {"invariance", "pocket-drafts"}
     for device, group in (("cpu", "gaps"), ("cuda", "invariance")):

@@ -147,7 +147,7 @@ def test_only_some_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
     monkeypatch.setattr(gpu, "run_parts", noted)
     monkeypatch.setattr(gpu, "RESULTS", tmp_path)
     assert gpu.main(["--only", "drafts", "--only", "kernels"]) == 0
-    assert ran == ["kernels", "drafts"]
+    assert ran == ["drafts", "kernels"]
     out = capsys.readouterr().out
     assert "nvidia-h200-" in out and out.count("not measured") == len(LIMITS)
     write_json(tmp_path / f"{stems[0]}-drafts.json", {"metrics": {"spec_oracle08_speedup": 1.59}})
@@ -200,8 +200,12 @@ def test_every_limit_is_found_in_what_the_benches_write() -> None:
             ours("gated silu 8192x14336", 90),
         ]
     }
-    names = ("decode_bandwidth_share", "vs_transformers_cb", "step_gap_share", "spec_oracle08_speedup")
-    metrics = dict.fromkeys((*names, "spec_oracle08_speedup_64"), 1.0)
+    names = (
+        *("decode_bandwidth_share", "step_gap_share", "spec_oracle08_speedup", "spec_oracle08_speedup_64"),
+        *("roofline_share_256", "graphs_over_eager_1", "batch_over_peer_64", "batch_over_peer_256"),
+        *("overlap_share_mixed", "escalation_draft_over_without_1"),
+    )
+    metrics = dict.fromkeys(names, 1.0)
     parts = {part.name: {"metrics": metrics} for part in PARTS} | {"kernels": kernels}
     assert all(limit.find(parts[limit.part]) is not None for limit in LIMITS)
 

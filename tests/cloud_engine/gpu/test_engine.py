@@ -104,7 +104,7 @@ def test_bfloat16_decodes_and_verifies_near_the_cpu(graphs: bool) -> None:
     prompts = [Chunk(tokens, 0, table, 1) for tokens, table in zip(contexts, tables, strict=True)]
     cpu, gpu = Runner(model("cpu"), 27, 16), Runner(model("cuda", torch.bfloat16), 27, 16)
     if graphs:
-        gpu.capture(GraphLimits(3, 8, 9))
+        gpu.capture(GraphLimits(3, 24, 9))
     for runner in (cpu, gpu):
         runner.run(prompts)
     for length in (1, 8):

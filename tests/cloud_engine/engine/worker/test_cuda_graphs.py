@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.kv.sizing import cache_spec
 from updraft.cloud_engine.engine.worker.cuda_graphs import (
+    MAX_DRAFT_ROWS,
     GraphLimits,
     GraphSize,
     StepGraphs,
@@ -26,26 +27,30 @@ from updraft.kernels.attention.types import QuerySpan
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
 
-LIMITS = st.builds(GraphLimits, st.integers(1, 300), st.integers(1, 9), st.just(4))
+LIMITS = st.builds(GraphLimits, st.integers(1, 600), st.integers(1, MAX_DRAFT_ROWS), st.just(4))
 
 
 def test_a_ladder() -> None:
     assert graph_sizes(GraphLimits(6, 1, 4)) == [GraphSize(1, 1), GraphSize(2, 2), GraphSize(4, 4), GraphSize(6, 6)]
-    verified = [size for size in graph_sizes(GraphLimits(4, 5, 4)) if size.rows > size.sequences]
+    verified = [size for size in graph_sizes(GraphLimits(20, 40, 4)) if size.rows > size.sequences]
     assert verified == [
-        GraphSize(3, 1),
-        GraphSize(5, 1),
-        GraphSize(6, 2),
-        GraphSize(10, 2),
-        GraphSize(12, 4),
-        GraphSize(20, 4),
+        GraphSize(16, 1),
+        GraphSize(16, 4),
+        GraphSize(32, 1),
+        GraphSize(32, 4),
+        GraphSize(32, 16),
+        GraphSize(32, 20),
+        GraphSize(40, 1),
+        GraphSize(40, 4),
+        GraphSize(40, 16),
+        GraphSize(40, 20),
     ]
 
 
 @given(LIMITS, st.data())
 def test_every_step_within_the_limits_has_a_graph(limits: GraphLimits, data: st.DataObject) -> None:
     sequences = data.draw(st.integers(1, limits.sequences))
-    rows = data.draw(st.integers(sequences, sequences * limits.queries))
+    rows = data.draw(st.integers(sequences, max(sequences, limits.draft_rows)))
     sizes = graph_sizes(limits)
     size = smallest_size(sizes, rows, sequences)
     assert size is not None and size.rows >= rows and size.sequences >= sequences
@@ -56,10 +61,10 @@ def test_every_step_within_the_limits_has_a_graph(limits: GraphLimits, data: st.
 def test_few_graphs_and_none_too_many_rows(limits: GraphLimits) -> None:
     sizes = graph_sizes(limits)
     assert len(sizes) <= 60
-    assert sizes[-1].rows == limits.sequences * limits.queries
+    assert max(size.rows for size in sizes) == limits.rows
 
 
-@pytest.mark.parametrize(("rows", "sequences"), [(21, 4), (5, 5)])
+@pytest.mark.parametrize(("rows", "sequences"), [(6, 4), (5, 5)])
 def test_oversized_batches_run_without_a_graph(rows: int, sequences: int) -> None:
     assert smallest_size(graph_sizes(GraphLimits(4, 5, 4)), rows, sequences) is None
 
@@ -71,7 +76,7 @@ STEPS: list[list[tuple[int, int, list[int]]]] = [  # (sequence, start, tokens): 
     [(0, 20, [1]), (1, 3, [2])],
     [(0, 21, [4]), (1, 4, [6]), (2, 16, [90])],
     [(0, 22, [11, 12]), (1, 5, [13]), (2, 17, [14, 15])],
-    [(2, 19, [33])],
+    [(2, 19, [33]), (1, 6, list(range(20, 31)))],  # more drafts than a tile of the graph holds
 ]
 
 
@@ -87,7 +92,7 @@ def test_captured_steps_are_those_of_the_model(target) -> None:
         batch = RaggedBatch.of(spans, sum(span.length for span in spans), 16)
         positions = torch.from_numpy(batch.positions())
         target(torch.tensor([token for _, tokens in PROMPTS for token in tokens]), positions, backend.begin(batch))
-        graphs = StepGraphs(target, backend, GraphLimits(3, 2, 3), lambda compute: compute)
+        graphs = StepGraphs(target, backend, GraphLimits(3, 12, 3), lambda compute: compute)
         for step in STEPS:
             chunks = [Chunk(tokens, start, TABLES[number], len(tokens)) for number, start, tokens in step]
             spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
@@ -100,8 +105,8 @@ def test_captured_steps_are_those_of_the_model(target) -> None:
             torch.testing.assert_close(
                 graphs.run(planned, token_ids, torch.tensor(ahead)), expected, rtol=1e-4, atol=1e-5
             )
-        too_many = [QuerySpan(24, 3, TABLES[0])]
-        assert graphs.run(too_many, torch.tensor([1, 2, 3])) is None
+        too_many = [QuerySpan(24, 13, TABLES[0])]
+        assert graphs.run(too_many, torch.arange(13)) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not interpreted")
@@ -127,7 +132,7 @@ def test_unread_tokens_and_positions_are_resolved_on_the_device(kind: str, targe
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not interpreted")
 def test_the_runner_takes_captured_steps_where_they_fit(target) -> None:
-    """All logits, or those that are wanted; prompts run without; what follows an unread step reads its tokens."""
+    """All logits, or those that are wanted; prompts run without."""
     pytest.importorskip("triton")
     plain = Runner(target, 9, 16, attention_backend="torch")
     runner = Runner(target, 9, 16, attention_backend="torch")

@@ -1,0 +1,80 @@
+"""Predicted decoding speed on a GPU, from its data sheet alone: an upper bound, not a measurement.
+
+A decode step reads every weight and the keys and values of every sequence, and multiplies. The roofline model (Williams
+et al. 2009) bounds both parts of the step by the slower of memory and tensor cores:
+
+    weights:   max(weight bytes / bandwidth, 2 * weights * sequences / operations per second)
+    attention: max(KV bytes / bandwidth, 4 * heads * head size * tokens of context / operations per second), per layer
+
+Launches, sampling, activations and the host are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..models.config import ModelConfig
+
+#: Numbers of sequences, and their tokens of context, to predict.
+BATCHES, CONTEXTS = (1, 64, 256), (1024, 8192)
+_ELEMENT_BYTES = 2  # of bfloat16
+_UTILIZATION = 0.92  # default share of memory to use
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """Figures of a data sheet."""
+
+    # Bytes of memory, and bytes per second.
+    memory: float
+    bandwidth: float
+    # Dense bfloat16 operations per second. Data sheets of Hopper state operations with sparsity, twice as many.
+    operations: float
+
+
+#: GPUs by torch's name of the device. Source: NVIDIA's data sheets of the A100 and H100 (SXM, 80 GB) and the H200.
+GPUS: Mapping[str, GpuSpec] = {
+    "NVIDIA A100-SXM4-80GB": GpuSpec(80e9, 2.039e12, 312e12),
+    "NVIDIA H100 80GB HBM3": GpuSpec(80e9, 3.35e12, 1979e12 / 2),
+    "NVIDIA H200": GpuSpec(141e9, 4.8e12, 1979e12 / 2),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePrediction:
+    """The predicted speed of decoding."""
+
+    # Sequences that decode at a time: the batch, or as many as fit in memory.
+    sequences: int
+    step_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.sequences / self.step_s
+
+
+def predicted_decode(model: ModelConfig, gpu: GpuSpec, batch: int, context: int) -> DecodePrediction:
+    """Predict the decoding of `batch` sequences with `context` tokens each, in bfloat16."""
+    weights = num_weights(model)
+    kv_bytes = _ELEMENT_BYTES * 2 * model.num_kv_heads * model.head_dim * _visible_tokens(model, context)
+    stored = _ELEMENT_BYTES * (weights + model.vocab_size * model.hidden_size * (not model.tie_word_embeddings))
+    sequences = max(1, min(batch, int((gpu.memory * _UTILIZATION - stored) / kv_bytes)))
+    products_s = max(_ELEMENT_BYTES * weights / gpu.bandwidth, 2 * weights * sequences / gpu.operations)
+    pairs = 4 * model.num_heads * model.head_dim * _visible_tokens(model, context)
+    attention_s = sequences * max(kv_bytes / gpu.bandwidth, pairs / gpu.operations)
+    return DecodePrediction(sequences, products_s + attention_s)
+
+
+def num_weights(model: ModelConfig) -> int:
+    """Return the number of weights that a decode step reads: the layers and the output head, without norms."""
+    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
+    feed_forward = 3 * model.hidden_size * model.intermediate_size
+    return model.num_layers * (attention + feed_forward) + model.vocab_size * model.hidden_size
+
+
+def _visible_tokens(model: ModelConfig, context: int) -> int:
+    """Return the tokens of context that the layers see, summed over the layers."""
+    return sum(min(context, model.window(layer) or context) for layer in range(model.num_layers))
