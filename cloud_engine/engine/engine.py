@@ -26,7 +26,7 @@ from .output.output_processor import OutputProcessor, cut_drafts
 from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.step_record import RecordHeader, StepRecorder
-from .speculation.cost_table import CostTable
+from .speculation.cost_table import CostTable, fixed_rows
 from .speculation.draft_model import DraftModel
 from .speculation.drafter import Drafter, NgramDrafter
 from .speculation.speculator import Speculator, StepDrafts
@@ -111,14 +111,16 @@ class Engine:
             draft_model = DraftModel(draft.weights, model.config, sizes, config)
             own.append(draft_model)
             self._runners.append(draft_model.runner)
-        costs = CostTable(step_profile(runner, config)) if config.draft_length == "adaptive" else None
-        self._speculator = Speculator([*own, *drafters], config, costs)
+        profile = step_profile(runner, config) if config.draft_length == "adaptive" else {}
+        self._fixed_rows = fixed_rows(profile) if profile else 0.0
+        self._speculator = Speculator([*own, *drafters], config, CostTable(profile) if profile else None)
         self._worker = Worker(runner, self._speculator.propose)
         self._counters = EngineStats()
         self._recorder: StepRecorder | None = None
         if config.record_steps is not None:
             window = None if sizes.window is None else (sizes.window.num_tokens, sizes.window.max_chunk)
-            self._recorder = StepRecorder(Path(config.record_steps), RecordHeader(config, sizes.num_blocks, window))
+            header = RecordHeader(config, sizes.num_blocks, window, self._fixed_rows)
+            self._recorder = StepRecorder(Path(config.record_steps), header)
         self._cache, self._scheduler, self._outputs = self._fresh_schedule()
         # Requests with a reserved place in the queue, and their arrival time, in `time.monotonic` seconds.
         self._expected: dict[str, tuple[GenerationRequest, float]] = {}
@@ -335,7 +337,7 @@ class Engine:
         cache = KVCacheManager(
             sizes.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching, window=sizes.window
         )
-        scheduler = Scheduler(config, cache, self._speculator, self._counters)
+        scheduler = Scheduler(config, cache, self._speculator, self._counters, self._fixed_rows)
         return cache, scheduler, OutputProcessor(scheduler, cache, self._speculator)
 
     def _check(self, request: GenerationRequest) -> None:

@@ -50,7 +50,7 @@ class SimulatedNode:
         self._config, self._costs = config, costs
         self._cache = KVCacheManager(num_blocks, config.block_size, enable_prefix_caching=caching)
         self._speculator = Speculator([], config)
-        self._scheduler = Scheduler(config, self._cache, self._speculator)
+        self._scheduler = Scheduler(config, self._cache, self._speculator, fixed_rows=costs.fixed_rows())
         self._outputs = OutputProcessor(self._scheduler, self._cache, self._speculator)
         self._served: dict[str, SimulatedAnswer] = {}
         self._now_s = 0.0

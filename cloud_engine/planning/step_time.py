@@ -13,6 +13,7 @@ import msgspec
 from ...protocol.decoding import prepare_types
 from ...protocol.errors import ConfigurationError
 from ...protocol.validation_messages import plain_words
+from ..engine.speculation.cost_table import fixed_rows
 
 if TYPE_CHECKING:
     from ..engine.types.request_state import ScheduledRequest
@@ -103,6 +104,11 @@ class StepTimeModel:
             + self.uncached_tokens * max(0.0, content.context_tokens - self.cached_tokens)
             + sum(map(mul, self.rows, content.rows()))
         )
+
+    def fixed_rows(self) -> float:
+        """Return the number of rows whose computation takes as long as the fixed part of a step."""
+        drafts = 2 ** (MAX_ROW_COSTS - 1) - 1
+        return fixed_rows({(1, tokens): self.seconds(StepContent(1, 1, tokens, 0, 0)) for tokens in (0, drafts)})
 
     def figures(self) -> dict[str, float]:
         """Return the costs under their names in `updraft bench engine`."""

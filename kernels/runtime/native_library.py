@@ -28,7 +28,7 @@ from ...protocol.safety.system import forbids_execution, is_owned_by_user
 from ...protocol.settings import state_folder
 
 _SOURCES = Path(__file__).parents[1] / "native"
-_COMPILE_S = 120
+_COMPILE_S = 600  # seconds, for slow and busy machines
 _STALE_S = 3600
 #: Vector length in native/vectors.h. The sizes of rows and heads must be multiples of this number.
 LANES = 16

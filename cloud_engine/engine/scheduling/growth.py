@@ -54,8 +54,19 @@ class GrowthForecast:
 
     def peak_with(self, state: RequestState) -> int:
         """Return how many more blocks than now all answers and that of `state` will probably occupy at most."""
+        return math.ceil(max(0.0, np.max(self._needed_with(state))))
+
+    def steps_until(self, num_blocks: int, state: RequestState) -> float:
+        """Return after how many steps the answers and that of `state` will probably need more than `num_blocks` more.
+
+        Infinite if they never will."""
+        exceeding = self._needed_with(state) > num_blocks
+        return float(_AHEAD[np.argmax(exceeding)]) if np.any(exceeding) else math.inf
+
+    def _needed_with(self, state: RequestState) -> Floats:
+        """Return how many more blocks than now the answers and that of `state` will probably occupy, at `_AHEAD`."""
         mean, variance, most = self._growth + self._growth_of([state])
-        return math.ceil(max(0.0, np.max(np.minimum(mean + _DEVIATIONS * np.sqrt(variance), most))))
+        return np.minimum(mean + _DEVIATIONS * np.sqrt(variance), most)
 
     def _growth_of(self, states: Sequence[RequestState]) -> Floats:
         """Return mean, variance and maximum (3, times) of the growth of `states` in blocks, for each of `_AHEAD`."""

@@ -56,9 +56,16 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: EngineConfig, cache: KVCacheManager, speculator: DraftPlanner, counters: EngineStats | None = None
+        self,
+        config: EngineConfig,
+        cache: KVCacheManager,
+        speculator: DraftPlanner,
+        counters: EngineStats | None = None,
+        fixed_rows: float = 0.0,
     ) -> None:
-        """Create a scheduler that counts admissions and preemptions in `counters`."""
+        """Create a scheduler that counts admissions and preemptions in `counters`.
+
+        `fixed_rows`: number of rows whose computation takes as long as the fixed part of a step."""
         self._config = config
         self._cache = cache
         self._speculator = speculator
@@ -75,6 +82,7 @@ class Scheduler:
         self._plans = PlanBuilder(cache, config.max_num_seqs)
         self.num_decodes = 0  # plain decodes in the scheduled batch, which begins with them
         self.counters = counters or EngineStats()
+        self._fixed_rows = fixed_rows
 
     def fits(self, num_tokens: int) -> bool:
         """Return whether the pool is large enough for an answer of `num_tokens`, prompt and output together."""
@@ -220,7 +228,8 @@ class Scheduler:
     def _admit_first(self) -> bool:
         """Start the first waiting request; return False if the batch has no place or the pool too few blocks for it.
 
-        Blocks for the expected growth of running answers stay free, unless the request may preempt one of them."""
+        Blocks for the expected growth of running answers stay free, unless the request may preempt one of them, or
+        its own preemption costs less than its waiting."""
         state = self.waiting[0]
         if not self._has_place() or state is self._refused:
             return False
@@ -230,7 +239,9 @@ class Scheduler:
         reserved = 0
         if self.running and not _may_be_preempted(self.running[-1], state):
             reserved = self._num_reserved(forecast, state)
-        if not self._cache.admit(state, reserved):
+        if not self._cache.admit(state, reserved) and not (
+            reserved and self._is_worth_a_preemption(forecast, state) and self._cache.admit(state)
+        ):
             self._refused = state if reserved else None
             return False
         forecast.add([state])
@@ -245,6 +256,14 @@ class Scheduler:
     def _num_reserved(self, forecast: GrowthForecast, state: RequestState) -> int:
         """Return how many blocks to keep free if `state` is admitted. With a window, requests hardly grow."""
         return 0 if self._cache.window is not None else forecast.peak_with(state)
+
+    def _is_worth_a_preemption(self, forecast: GrowthForecast, state: RequestState) -> bool:
+        """Return whether `state` should start, although it will probably be preempted when blocks run out.
+
+        Until then, it saves its share of each step's fixed cost. Afterwards, its tokens are computed again."""
+        free = self._cache.pool.num_free - self._cache.blocks_for(len(state.token_ids))
+        steps = forecast.steps_until(free, state)
+        return steps * self._fixed_rows >= (len(self.running) + 1) * (len(state.token_ids) + steps)
 
     def _count(self, state: RequestState) -> None:
         counters = self.counters

@@ -29,11 +29,14 @@ RECORDED_STEPS = 10_000
 
 
 class RecordHeader(msgspec.Struct, frozen=True):
-    """The first line: the settings of the scheduler. `window`: tokens in the attention window, and of a chunk."""
+    """The first line: the settings of the scheduler. `window`: tokens in the attention window, and of a chunk.
+
+    `fixed_rows`: as for `Scheduler`."""
 
     config: EngineConfig
     num_blocks: int
     window: tuple[int, int] | None
+    fixed_rows: float
 
 
 class Arrival(msgspec.Struct, frozen=True, tag=True):

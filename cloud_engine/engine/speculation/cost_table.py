@@ -14,7 +14,19 @@ Floats = NDArray[np.float64]
 
 _RATE = 1 / 16  # weight of an observed step in the moving averages
 _PROFILE_STEPS = 4  # weight of the profile in the average of steps without drafts, in steps
+_MAX_FIXED_ROWS = 1e6  # where more rows take no measurable time
 _MAX_EXCESS = 0.25  # largest excess of a step with drafts over its estimate that counts; the rest is a disturbance
+
+
+def fixed_rows(profile: Mapping[tuple[int, int], float]) -> float:
+    """Return how many rows take as long to compute as the fixed part of a step, which mostly reads the weights.
+
+    `profile`: as for `CostTable`; only its smallest and largest step count."""
+    seconds = {sequences * (1 + drafts): taken for (sequences, drafts), taken in profile.items()}
+    few, many = min(seconds), max(seconds)
+    row_s = (seconds[many] - seconds[few]) / (many - few)
+    fixed_s = max(0.0, seconds[few] - few * row_s)
+    return min(fixed_s / row_s, _MAX_FIXED_ROWS) if row_s > 0 else _MAX_FIXED_ROWS
 
 
 class DraftingCosts:

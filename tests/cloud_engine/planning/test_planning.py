@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.accounting.ledger.table import BookedRow
+from updraft.cloud_engine.engine import engine as engine_module
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.scheduling.growth import GrowthForecast
@@ -59,6 +60,7 @@ def test_the_simulation_takes_the_steps_of_a_real_engine(is_eager: bool, monkeyp
     config = replace(CONFIG, num_gpu_blocks_override=14, max_model_len=224, enable_prefix_caching=False)
     drawn = random.Random(5)
     trace = [PlannedRequest(0.0, drawn.randint(1, 100), drawn.randint(1, 60)) for _ in range(20)]
+    monkeypatch.setattr(engine_module, "fixed_rows", lambda _: COSTS.fixed_rows())
     engine = _Watched(ServedModel(load_model(pocket.pocket_large_folder())), config)
     engine.contents = []
     for number, row in enumerate(trace):

@@ -87,7 +87,7 @@ class Replay:
         )
         self.drafts: Any = Recorded()
         self.unread: deque[tuple[list[ScheduledRequest], list[tuple[int, int]], int]] = deque()
-        self.scheduler = Scheduler(config, self.cache, self.drafts)
+        self.scheduler = Scheduler(config, self.cache, self.drafts, fixed_rows=self.header.fixed_rows)
         self.outputs = OutputProcessor(self.scheduler, self.cache, self.drafts)
 
     def tokens(self, request: str, index: int, start: int, number: int) -> list[int]:
