@@ -20,10 +20,8 @@ from ...cloud_engine.engine.engine import Engine
 from ...cloud_engine.engine.process.messages import OutputReport
 from ...cloud_engine.engine.types.request import GenerationRequest
 from ...cloud_engine.engine.worker.launched_step import UnreadInputs
-from ...cloud_engine.engine.worker.model_runner import Chunk
+from ...cloud_engine.engine.worker.model_runner import ForwardBatch
 from ...cloud_engine.engine.worker.served_model import ServedModel
-from ...kernels.attention.ragged_batch import RaggedBatch
-from ...kernels.attention.types import QuerySpan
 from ...protocol.sampling import SamplingParams
 from .scheduling import VOCABULARY, smallest_model
 
@@ -42,28 +40,17 @@ class _InstantRunner:
 
     runs_ahead = False
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self) -> None:
         self._logits = torch.zeros(8192, VOCABULARY)
         self._logits[:, _TOKEN] = 9.0
         self.prepare_s = 0.0
 
-    def run(self, chunks: Sequence[Chunk], _unread: UnreadInputs | None = None) -> Tensor:
-        spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
-        return self._logits[: self._prepared(spans, sum(chunk.num_logits for chunk in chunks))]
-
-    def run_decodes(
-        self, spans: Sequence[QuerySpan], _token_ids: Tensor, _unread: UnreadInputs | None = None
-    ) -> Tensor:
-        return self._logits[: self._prepared(spans, len(spans))]
-
-    def _prepared(self, spans: Sequence[QuerySpan], num_logits: int) -> int:
+    def compute(self, batch: ForwardBatch, _unread: UnreadInputs | None = None) -> Tensor:
         started = time.thread_time()
-        batch = RaggedBatch.of(spans, sum(span.length for span in spans), self._block_size)
-        batch.positions()
-        batch.slots()
+        batch.sequences.positions()
+        batch.sequences.slots()
         self.prepare_s += time.thread_time() - started
-        return num_logits
+        return self._logits[: len(batch.token_ids if batch.logit_rows is None else batch.logit_rows)]
 
 
 def host_figures(
@@ -81,6 +68,12 @@ def host_figures(
                 say(f"{kind}, {size} sequences of {context} tokens: {sum(phases.values()):.0f} us ({shares})")
     torch.set_num_threads(threads)
     return figures
+
+
+def scheduler_microseconds(sequences: int = 256) -> float:
+    """Return the microseconds of a plain step outside the worker."""
+    phases = step_phases(sequences, 32, is_mixed=False)
+    return sum(phases[phase] for phase in ("schedule", "plan", "process", "other"))
 
 
 def step_phases(rows: int, context: int, *, is_mixed: bool, steps: int = _STEPS) -> dict[str, float]:
@@ -146,7 +139,7 @@ def _engine(rows: int, context: int, *, is_mixed: bool, steps: int) -> tuple[Eng
         enable_prefix_caching=False,
     )
     engine = Engine(ServedModel(smallest_model(tokens)), config)
-    runner = _InstantRunner(size)
+    runner = _InstantRunner()
     engine._worker.runner = runner  # type: ignore[assignment]
     for number in range(rows):
         share = 100 * number // rows if is_mixed else 100

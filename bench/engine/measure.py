@@ -22,7 +22,7 @@ from .batches import batch_figures, escalation_figures, overlap_figures, rooflin
 from .ceilings import MatrixProducts
 from .driving import engine_config
 from .invariance import invariance_figures
-from .scheduling import kv_waste, scheduler_microseconds, step_rows
+from .scheduling import kv_waste, step_rows
 from .shapes import SHAPES, model_folder, random_model, shape_config
 from .speed import (
     DTYPES,
@@ -235,7 +235,10 @@ GROUPS: Mapping[str, Callable[[_EngineBench], Figures]] = {
     "roofline": _EngineBench.roofline,
     "prefill": lambda it: prefill_figures(it.model, it.products),
     "prefix": lambda it: prefix_figures(it.model),
-    "scheduler": lambda it: {"scheduler_us_256": scheduler_microseconds(), "kv_waste": kv_waste(it.options.workload)},
+    "scheduler": lambda it: {
+        "scheduler_us_256": host.scheduler_microseconds(),
+        "kv_waste": kv_waste(it.options.workload),
+    },
     "host": lambda it: host.host_figures(host.ROWS, host.CONTEXTS, it.say),
     "steps": lambda it: measured_step_time(it.model, it.options.running, it.options.workload).figures(),
     "simulation": lambda it: simulation_errors(it.model, it.options.running, it.options.workload, it.say),

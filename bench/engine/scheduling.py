@@ -1,23 +1,16 @@
-"""Measurements of the scheduler without a real model: time per step, sizes of the steps, and waste in KV blocks."""
+"""Measurements of the scheduler without a real model: sizes of the steps, and waste in KV blocks."""
 
 from __future__ import annotations
 
-import gc
-import statistics
-import time
 from collections.abc import Iterator, Sequence
 
 from ...cloud_engine.engine.config import EngineConfig
-from ...cloud_engine.engine.engine import Engine
 from ...cloud_engine.engine.kv.kv_cache_manager import KVCacheManager
 from ...cloud_engine.engine.scheduling.scheduler import Scheduler
 from ...cloud_engine.engine.speculation.speculator import Speculator
-from ...cloud_engine.engine.step import DraftProposal, StepPlan, StepResult, StepSampling
 from ...cloud_engine.engine.types.prediction import PredictionCursor
 from ...cloud_engine.engine.types.request import GenerationRequest
-from ...cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
-from ...cloud_engine.engine.worker.served_model import ServedModel
-from ...cloud_engine.engine.worker.worker import MaskAfter, Worker
+from ...cloud_engine.engine.types.request_state import RequestState
 from ...cloud_engine.models.config import ModelConfig
 from ...cloud_engine.models.decoder import Decoder
 from ...cloud_engine.models.rope import RotaryConfig
@@ -25,68 +18,6 @@ from ...protocol.sampling import ResolvedParams, SamplingParams
 from ..shared.workload import Workload, WorkloadRequest, draw
 
 VOCABULARY = 32
-
-
-def scheduler_microseconds(sequences: int = 256, rounds: int = 15) -> float:
-    """Return the microseconds per step that an engine takes without its tensor work, while every sequence decodes.
-    The result is the median over `rounds` engines, because another process may interrupt a round of 30 milliseconds."""
-    return statistics.median(_scheduler_microseconds(sequences) for _ in range(rounds))
-
-
-def _scheduler_microseconds(sequences: int, steps: int = 200) -> float:
-    config = EngineConfig(
-        max_num_seqs=sequences,
-        max_num_batched_tokens=8192,
-        max_waiting=sequences,
-        num_gpu_blocks_override=sequences * 20,
-    )
-    engine = _ModelFreeEngine(ServedModel(smallest_model()), config)
-    for number in range(sequences):
-        params = SamplingParams(temperature=0.0, max_tokens=steps + 40, ignore_eos=True)
-        engine.add_request(GenerationRequest(str(number), [number % VOCABULARY] * 32, params))
-    for _ in range(8):
-        engine.step()
-    gc.collect()
-    gc.freeze()  # as a deployed engine does
-    engine.computed_s, started = 0.0, time.perf_counter()
-    for _ in range(steps):
-        engine.step()
-    seconds = time.perf_counter() - started - engine.computed_s
-    gc.unfreeze()
-    return 1e6 * seconds / steps
-
-
-class _InstantWorker(Worker):
-    """A worker whose model instantly returns the last token of the vocabulary."""
-
-    result = StepResult(0, [], [])  # the result of the next step
-
-    def launch(self, plan: StepPlan, mask_after: MaskAfter) -> dict[int, DraftProposal]:
-        del plan, mask_after
-        return {}
-
-    def sample(self, sampling: StepSampling) -> None: ...
-
-    def read(self, plan: StepPlan) -> StepResult:
-        del plan
-        return self.result
-
-
-class _ModelFreeEngine(Engine):
-    """An engine with an instant worker."""
-
-    computed_s = 0.0
-
-    def __init__(self, served: ServedModel, config: EngineConfig) -> None:
-        super().__init__(served, config)
-        self._worker = self.worker = _InstantWorker(self._worker.runner, self._speculator.propose)
-
-    def _execute(self, batch: Sequence[ScheduledRequest]) -> None:
-        started = time.perf_counter()
-        counts = [item.num_samples for item in batch]
-        self.worker.result = StepResult(0, counts, [VOCABULARY - 1] * sum(counts))
-        self.computed_s += time.perf_counter() - started
-        super()._execute(batch)
 
 
 def step_rows(requests: Sequence[WorkloadRequest], config: EngineConfig) -> list[tuple[int, int]]:

@@ -26,8 +26,7 @@ from .driving import make_engine
 from .shapes import random_model, shape_config
 
 if TYPE_CHECKING:
-    from ...cloud_engine.engine.types.sampling_row import RowOf
-    from ...cloud_engine.engine.types.slot_state import SlotState
+    from ...cloud_engine.engine.worker.slots import RowOf, SlotState
 
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,10 +28,9 @@ from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.step_record import RecordHeader, StepRecorder
 from .speculation.cost_table import CostTable, fixed_rows
-from .speculation.draft_model import DraftModel
+from .speculation.draft_model import DraftModel, check_same_vocabulary
 from .speculation.drafter import Drafter, NgramDrafter
 from .speculation.speculator import Speculator, StepDrafts
-from .speculation.vocabulary_check import check_same_vocabulary
 from .stats import EngineStats
 from .step import StepPlan, StepResult, StepSampling
 from .types.outputs import StepOutputs
@@ -41,6 +41,7 @@ from .worker.devices import allow_tf32, use_device
 from .worker.memory_profile import gpu_cache_bytes
 from .worker.model_runner import Runner, graph_limits
 from .worker.served_model import DraftWeights, ServedModel
+from .worker.slots import Slots
 from .worker.warm_up import make_ready, step_profile
 from .worker.worker import Worker
 
@@ -114,7 +115,8 @@ class Engine:
         profile = step_profile(runner, config) if config.draft_length == "adaptive" else {}
         self._fixed_rows = fixed_rows(profile) if profile else 0.0
         self._speculator = Speculator([*own, *drafters], config, CostTable(profile) if profile else None)
-        self._worker = Worker(runner, self._speculator.propose)
+        new_slots = partial(Slots, config.max_num_seqs, sizes.context_length, config.block_size)
+        self._worker = Worker(runner, self._speculator.propose, new_slots)
         self._counters = EngineStats()
         self._recorder: StepRecorder | None = None
         if config.record_steps is not None:

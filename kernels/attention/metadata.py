@@ -19,7 +19,7 @@ from ...protocol.errors import ConfigurationError
 from ..runtime.backend import num_multiprocessors
 from ..runtime.launch import Launch
 from .launch import AttentionShape, attention_launch, extra_splits, num_splits, queries_per_tile, split_lengths
-from .ragged_batch import Ints, RaggedBatch, repeated, starts
+from .ragged_batch import BlockNumbers, Ints, RaggedBatch, repeated, starts
 from .types import QuerySpan
 
 #: Number of columns of `AttentionPlan.work` and `AttentionPlan.merges`. Rows of zeros are no-ops.
@@ -40,16 +40,12 @@ class AttentionPlan:
     # (rows,): slot of each row's key and value, block * block_size + offset; -1 for padding.
     slots: Ints
     # The block tables of all sequences, concatenated.
-    blocks: Ints
+    blocks: BlockNumbers
     partial_rows: int
 
 
-def plan_attention(
-    spans: Sequence[QuerySpan], num_rows: int, shape: AttentionShape, launch: Launch, multiprocessors: int
-) -> AttentionPlan:
-    """Plan the attention of a step. Rows after those of `spans`, up to `num_rows`, are padding. Their keys and values
-    are not stored, and their results are zeros."""
-    batch = RaggedBatch.of(spans, num_rows, shape.block_size)
+def plan_attention(batch: RaggedBatch, shape: AttentionShape, launch: Launch, multiprocessors: int) -> AttentionPlan:
+    """Plan the attention of a `packed` batch. Keys and values of padding are not stored, and its results are zeros."""
     tiles = _tiles(batch, queries_per_tile(shape, launch))
     lengths = split_lengths(tiles.keys, shape, launch, multiprocessors)
     splits = num_splits(tiles.keys, lengths)
@@ -155,16 +151,20 @@ class AttentionPlanner:
         return cls(shape, device, num_multiprocessors(device))
 
     def metadata(self, spans: Sequence[QuerySpan], num_rows: int | None = None) -> AttentionMetadata:
-        """Return the metadata of a step with any mix of spans. Rows beyond the spans, up to `num_rows`, are padding."""
+        """Return the metadata of `spans`. Rows beyond the spans, up to `num_rows`, are padding."""
         rows = sum(span.length for span in spans)
-        launch = attention_launch(self.shape, max((span.length for span in spans), default=1))
-        plan = plan_attention(spans, max(num_rows or 0, rows), self.shape, launch, self.multiprocessors)
+        return self.of_batch(RaggedBatch.of(spans, max(num_rows or 0, rows), self.shape.block_size))
+
+    def of_batch(self, batch: RaggedBatch) -> AttentionMetadata:
+        """Return the metadata of a `packed` batch with any mix of sequences."""
+        launch = attention_launch(self.shape, int(batch.rows[:-1].max(initial=1)))
+        plan = plan_attention(batch, self.shape, launch, self.multiprocessors)
         sizes = _Sizes(len(plan.work), len(plan.merges), len(plan.slots), len(plan.blocks))
         return sizes.views(_staged(plan, sizes).to(self.device, non_blocking=True), plan.partial_rows, launch)
 
 
 class GraphMetadata:
-    """Metadata with fixed addresses and sizes for a CUDA graph; `update_` fills `metadata` for the next replay.
+    """Metadata with fixed addresses and sizes for a CUDA graph; `fill_` fills `metadata` for the next replay.
 
     The graph is captured for `num_rows` rows in up to `most_sequences` sequences of up to `most_blocks` blocks each. It
     expects `num_rows / most_sequences` queries per sequence. Fewer rows or sequences are padded; sequences with more
@@ -188,19 +188,25 @@ class GraphMetadata:
 
     def update_(self, spans: Sequence[QuerySpan]) -> None:
         """Fill the buffers for `spans`. Raises ConfigurationError if the spans need larger buffers."""
+        self.fill_(RaggedBatch.of(spans, self._sizes.slots, self._planner.shape.block_size))
+
+    def fill_(self, batch: RaggedBatch) -> None:
+        """Fill the buffers for a `packed` batch that is padded to the graph's rows.
+
+        Raises ConfigurationError if the batch needs larger buffers."""
         planner, sizes, launch = self._planner, self._sizes, self.metadata.launch
-        if sum(span.length for span in spans) > sizes.slots:
-            raise self._does_not_fit(spans)
-        plan = plan_attention(spans, sizes.slots, planner.shape, launch, planner.multiprocessors)
+        if batch.num_real_rows > sizes.slots:
+            raise self._does_not_fit(batch)
+        plan = plan_attention(batch, planner.shape, launch, planner.multiprocessors)
         used = replace(sizes, blocks=len(plan.blocks))
         if len(plan.work) > sizes.work or used.blocks > sizes.blocks or plan.partial_rows > self.metadata.partial_rows:
-            raise self._does_not_fit(spans)
+            raise self._does_not_fit(batch)
         self._buffer[: used.total].copy_(_staged(plan, used), non_blocking=True)
 
-    def _does_not_fit(self, spans: Sequence[QuerySpan]) -> ConfigurationError:
-        rows = sum(span.length for span in spans)
+    def _does_not_fit(self, batch: RaggedBatch) -> ConfigurationError:
         return ConfigurationError(
-            f"{len(spans)} sequences with {rows} rows in total do not fit a CUDA graph over {self._sizes.slots} rows."
+            f"{len(batch.rows) - 1} sequences with {batch.num_real_rows} rows in total do not fit a CUDA graph over "
+            f"{self._sizes.slots} rows."
         )
 
 

@@ -6,7 +6,8 @@ The arrays are numpy, because a step needs a dozen small arrays, and torch takes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -16,56 +17,97 @@ from ...protocol.errors import ConfigurationError
 from .types import QuerySpan
 
 Ints = NDArray[np.int64]
-_NO_BLOCKS = np.zeros(0, np.int64)
+BlockNumbers = NDArray[np.int32]
+_NO_BLOCKS = np.zeros(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RaggedBatch:
     """Sequences of a batch, in the order of their rows.
 
     Padding is an extra sequence at the end, at negative positions, so that it sees no key.
     """
 
-    spans: Sequence[QuerySpan]
     # Per sequence: position of the first row, number of rows, index of the first row, start of its table in `blocks`.
     position: Ints
     rows: Ints
     first_row: Ints
     table: Ints
-    # Block tables of all sequences, one after the other.
-    blocks: Ints
+    # Block tables of all sequences; may contain other tables.
+    blocks: BlockNumbers
     block_size: int
 
     @classmethod
     def of(cls, spans: Sequence[QuerySpan], num_rows: int, block_size: int) -> RaggedBatch:
         """Build a batch of `spans`, given in the order of their rows. Further rows, up to `num_rows`, are padding."""
-        padding = num_rows - sum(span.length for span in spans)
-        position = np.array([*(span.start for span in spans), -padding], dtype=np.int64)
-        rows = np.array([*(span.length for span in spans), padding], dtype=np.int64)
+        position = np.array([span.start for span in spans], dtype=np.int64)
+        rows = np.array([span.length for span in spans], dtype=np.int64)
         lengths = -(-(position + rows) // block_size)
-        used = zip(spans, lengths.tolist(), strict=False)
+        used = zip(spans, lengths.tolist(), strict=True)
         blocks = np.concatenate(
-            [_NO_BLOCKS, *(np.asarray(span.block_table, np.int64)[:length] for span, length in used)]
+            [_NO_BLOCKS, *(np.asarray(span.block_table, np.int32)[:length] for span, length in used)]
         )
-        return cls(spans, position, rows, starts(rows), starts(lengths), blocks, block_size)
+        return cls.in_tables(position, rows, starts(lengths), blocks, block_size).padded(num_rows)
+
+    @classmethod
+    def in_tables(cls, position: Ints, rows: Ints, table: Ints, blocks: BlockNumbers, block_size: int) -> RaggedBatch:
+        """Build a batch without padding. The tables of its sequences start at `table` in `blocks`."""
+        columns = np.zeros((3, len(rows) + 1), np.int64)
+        columns[0, :-1], columns[1, :-1], columns[2, :-1] = position, rows, table
+        return cls(columns[0], columns[1], starts(columns[1]), columns[2], blocks, block_size)
+
+    def padded(self, num_rows: int) -> RaggedBatch:
+        """Return the batch with padding up to `num_rows`."""
+        padding = num_rows - self.num_real_rows
+        if padding == self.rows[-1]:
+            return self
+        position, rows = self.position.copy(), self.rows.copy()
+        position[-1], rows[-1] = -padding, padding
+        return replace(self, position=position, rows=rows)
+
+    def earlier(self, by: Ints) -> RaggedBatch:
+        """Return the batch with each sequence, except the padding, beginning earlier by a number of positions."""
+        return replace(self, position=self.position - np.append(by, 0))
+
+    def packed(self) -> RaggedBatch:
+        """Return the batch with the used parts of its block tables, one after the other."""
+        lengths = -(-(self.position + self.rows) // self.block_size)
+        sequence, index = repeated(lengths)
+        return replace(self, table=starts(lengths), blocks=self.blocks[self.table[sequence] + index])
+
+    @property
+    def spans(self) -> list[QuerySpan]:
+        """The sequences without the padding."""
+        columns = zip(self.position[:-1].tolist(), self.rows[:-1].tolist(), self.table[:-1].tolist(), strict=True)
+        return [
+            QuerySpan(start, length, self.blocks[table : table - (-(start + length) // self.block_size)].tolist())
+            for start, length, table in columns
+        ]
 
     @property
     def num_real_rows(self) -> int:
         return int(self.first_row[-1])
 
+    @cached_property
+    def row_places(self) -> tuple[Ints, Ints]:
+        """The sequence of each row, and the row's number in its sequence."""
+        return repeated(self.rows)
+
     def positions(self) -> Ints:
         """Return the position of each row; negative for padding."""
-        sequence, row = repeated(self.rows)
+        sequence, row = self.row_places
         return self.position[sequence] + row
 
     def slots(self) -> Ints:
         """Return the slot of each row's key and value, block * block_size + offset; -1 for padding."""
-        sequence, row = repeated(self.rows)
-        position = self.position[sequence] + row
-        real = position >= 0
-        slots = np.full(len(position), -1, dtype=np.int64)
-        table, position = self.table[sequence[real]], position[real]
-        slots[real] = self.blocks[table + position // self.block_size] * self.block_size + position % self.block_size
+        sequence, _ = self.row_places
+        position, size = self.positions(), self.block_size
+        if self.rows[-1] == 0:
+            return self.blocks[self.table[sequence] + position // size].astype(np.int64) * size + position % size
+        real = self.num_real_rows
+        slots, position = np.full(len(position), -1, dtype=np.int64), position[:real]
+        blocks = self.blocks[self.table[sequence[:real]] + position // size].astype(np.int64)
+        slots[:real] = blocks * size + position % size
         return slots
 
 
@@ -98,13 +140,6 @@ class Passes:
     def slots(self) -> Ints:
         """Return the slot of each row, in the order of the passes."""
         return self.batch.slots()[self.row]
-
-
-def shifted(spans: Sequence[QuerySpan], by: Sequence[int]) -> list[QuerySpan]:
-    """Return the spans, each beginning earlier by a number of positions."""
-    return [
-        QuerySpan(span.start - number, span.length, span.block_table) for span, number in zip(spans, by, strict=True)
-    ]
 
 
 def repeated(counts: Ints) -> tuple[Ints, Ints]:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kv_cache.types import HeadNorms, Rotation
@@ -18,7 +20,7 @@ class QuerySpan:
 
     start: int
     length: int
-    block_table: Sequence[int]
+    block_table: Sequence[int] | NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)

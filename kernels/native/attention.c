@@ -144,7 +144,7 @@ INLINE void mix_border(Tile *tile, const char *values, int64_t key, int64_t firs
 }
 
 /* Address of sixteen keys (part 0) or values (part 1) from `position` on in the cache. */
-INLINE const char *place(const AttentionCall *call, const int64_t *table, int64_t kv_head, int64_t position, int part,
+INLINE const char *place(const AttentionCall *call, const int32_t *table, int64_t kv_head, int64_t position, int part,
                          const int is_bf16) {
     int64_t page = (table[position / call->block_size] * 2 + part) * call->kv_heads + kv_head;
     int64_t index = (page * call->block_size + position % call->block_size) * call->head_dim;
@@ -156,7 +156,7 @@ INLINE void fetch(const char *from, const int dim, const int is_bf16) {
     for (int line = 0; line < LANES * dim * (int)size_of(is_bf16); line += 64) __builtin_prefetch(from + line);
 }
 
-INLINE void attend_tile(const AttentionCall *call, Tile *tile, const int64_t *table, int64_t kv_head, const int dim,
+INLINE void attend_tile(const AttentionCall *call, Tile *tile, const int32_t *table, int64_t kv_head, const int dim,
                         const int is_bf16) {
     const float to_power_of_two = (float)(call->scale * 1.4426950408889634);
     for (int64_t base = tile->begin / KEYS * KEYS; base < tile->end; base += KEYS) {

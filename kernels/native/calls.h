@@ -71,7 +71,7 @@ typedef struct {
     void *out;
     const void *cache;
     const int64_t *sequences;
-    const int64_t *tables;
+    const int32_t *tables;
     int64_t query_stride;
     int64_t num_sequences;
     int64_t max_queries;

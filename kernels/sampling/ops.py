@@ -77,6 +77,8 @@ def stable_topk(logprobs: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
         values, ids = logprobs.sort(dim=-1, descending=True, stable=True)
         return values[:, :num_top], ids[:, :num_top]
     values, ids = logprobs.topk(min(num_top + 1, logprobs.shape[1]), dim=-1)
+    if not (values[:, 1:] == values[:, :-1]).any():
+        return values[:, :num_top], ids[:, :num_top]
     if values.shape[1] > num_top:
         least = values[:, num_top - 1]
         for row in (least == values[:, num_top]).nonzero().flatten():  # `topk` left out tokens equal to the least

@@ -13,8 +13,7 @@ import pytest
 import torch
 from plain_sampling import plain_edits
 from schemas import random_schema
-from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
-from updraft.cloud_engine.engine.worker.sampler import sample
+from updraft.cloud_engine.engine.worker.sampler import SamplingRow, sample
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LocalRun
 from updraft.local_engine.sampling.row_sampler import RowSampler
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError

@@ -12,7 +12,7 @@ from math import inf
 import numpy as np
 import torch
 from torch import Tensor
-from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
+from updraft.cloud_engine.engine.worker.sampler import SamplingRow
 from updraft.protocol.sampling import MIN_TEMPERATURE, WORD, ResolvedParams, noise_key
 from updraft.text.logit_edits import LogitEdits
 

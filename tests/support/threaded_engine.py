@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.process.client import EngineClient
 from updraft.cloud_engine.engine.process.loop import EngineLoop
-from updraft.cloud_engine.engine.process.messages import Close, Command, Report, down_report
-from updraft.cloud_engine.engine.process.transport import CoreTransport
+from updraft.cloud_engine.engine.process.messages import Close, Command, CoreTransport, Report, down_report
 from updraft.protocol.errors import EngineDownError
 
 

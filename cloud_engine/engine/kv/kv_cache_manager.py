@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from ..types.request_state import RequestState
-from .block_pool import NO_BLOCK, BlockPool
-from .prefix_cache import PrefixCache
+from .block_pool import NO_BLOCK, BlockPool, PrefixCache
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,11 +89,14 @@ class OutputProcessor:
         outputs: list[TokenOutput] = []
         for item, tokens in remaining:
             state = item.state
-            state.prompt_logprobs += result.prompt_scores.get(state.slot, ())
-            state.num_draft_computed_tokens = result.draft_computed.get(state.slot, state.num_draft_computed_tokens)
+            if result.prompt_scores:
+                state.prompt_logprobs += result.prompt_scores.get(state.slot, ())
+            if result.draft_computed:
+                state.num_draft_computed_tokens = result.draft_computed.get(state.slot, state.num_draft_computed_tokens)
             if tokens:
-                outputs.append(self._accept(item, tokens, result.logprobs.get(state.slot, [])))
-                self._queue_siblings(state)
+                outputs.append(self._accept(item, tokens, result.logprobs.get(state.slot, ())))
+                if self._held_back:
+                    self._queue_siblings(state)
             else:
                 outputs += self._catch_up(item, result.embeddings.get(state.slot))
         return StepOutputs(decoded, outputs)
@@ -200,8 +203,8 @@ def _stop_reason(state: RequestState, reason: FinishReason | None) -> StopReason
 
 def _until_end(tokens: list[int], state: RequestState) -> tuple[list[int], FinishReason | None]:
     """Return `tokens` up to the end of the answer, and the finish reason if it ends within them."""
-    tokens = tokens[: state.num_remaining_tokens]
-    for index, token in enumerate(tokens):
-        if token in state.end_ids:
-            return tokens[:index], "stop"
-    return tokens, "length" if len(tokens) == state.num_remaining_tokens else None
+    remaining = state.num_remaining_tokens
+    tokens = tokens[:remaining]
+    if not state.end_ids.isdisjoint(tokens):
+        return tokens[: next(index for index, token in enumerate(tokens) if token in state.end_ids)], "stop"
+    return tokens, "length" if len(tokens) == remaining else None

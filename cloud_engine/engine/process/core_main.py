@@ -26,6 +26,7 @@ from .core_process import COMMANDS, HEARTBEAT_S, REPORTS
 from .messages import (
     AliveReport,
     Command,
+    CoreTransport,
     Load,
     LoadProgress,
     ReadyReport,
@@ -35,7 +36,6 @@ from .messages import (
     encode_command,
     encode_report,
 )
-from .transport import CoreTransport
 
 if TYPE_CHECKING:
     from ...models.loading.loader import Progress

@@ -19,13 +19,13 @@ from .messages import (
     Close,
     Command,
     CompileNotice,
+    CoreTransport,
     FailureReport,
     OutputReport,
     Sleep,
     SleepReport,
     StepFailureReport,
 )
-from .transport import CoreTransport
 
 FAILURES_TO_GIVE_UP = 3
 """Consecutive failed steps, the last ones with a request of one token, after which the engine is down."""

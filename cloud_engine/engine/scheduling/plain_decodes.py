@@ -6,10 +6,11 @@ all sequences at once.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import Counter, deque
+from bisect import insort
+from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 
 from ..kv.kv_cache_manager import KVCacheManager
@@ -19,7 +20,7 @@ from ..types.request_state import RequestState, ScheduledRequest
 
 #: Register full KV blocks with the prefix cache this many at a time; hashing several costs little more than one.
 BLOCKS_AT_ONCE = 4
-_order = attrgetter("order")
+_item_order = attrgetter("state.order")
 #: Scheduled requests, each with its new tokens.
 NewTokens = list[tuple[ScheduledRequest, list[int]]]
 
@@ -36,9 +37,10 @@ class PlainDecodes:
 
     def __init__(self, cache: KVCacheManager) -> None:
         self._cache = cache
-        self._columns = _Columns()
-        self._other_requests: list[RequestState] | None = None  # all other running requests; None if stale
-        self._unread: deque[_Decodes] = deque()  # the plain decodes of each planned step whose result is unread
+        self._items: list[ScheduledRequest] = []  # in the order of running requests
+        self._columns: _Columns | None = None  # of `_items`; None if stale
+        # The plain decodes of each planned step whose result is unread, and the requests dropped since the plan.
+        self._unread: deque[tuple[_Columns, set[RequestState]]] = deque()
         self._num_plans = self._num_taken = 0
         # Requests to check at a plan or at a result, by its number. These lists may contain requests that have left.
         self._due_plans: dict[int, list[ScheduledRequest]] = {}
@@ -57,8 +59,8 @@ class PlainDecodes:
         if state.grammar is not None or request.params.logprobs is not None or request.draft_ids:
             return False
         state.decode = ScheduledRequest(state, 1)
-        self._columns.insert(state.decode)
-        self._other_requests = None
+        insort(self._items, state.decode, key=_item_order)
+        self._columns = None
         self._expect_plan(state.decode)
         self._expect_result(state.decode, least=pending)
         return True
@@ -66,27 +68,27 @@ class PlainDecodes:
     def leave(self, state: RequestState) -> None:
         """Remove a request whose next step is not a plain decode; do nothing if it was not added."""
         if state.decode is not None:
-            self._columns.remove(state.decode)
-            self._other_requests = None
+            self._items.remove(state.decode)
+            self._columns = None
             state.decode = None
 
     def drop(self, state: RequestState) -> None:
         """Remove a request that stops running. Its part of the unread results will be ignored."""
         self.leave(state)
-        for columns in self._unread:
-            columns.dropped.add(state)
+        for _, dropped in self._unread:
+            dropped.add(state)
 
     @property
     def dropped(self) -> Set[RequestState]:
         """The requests dropped since the last plan, until its result is taken; kept up to date."""
-        return self._unread[-1].dropped
+        return self._unread[-1][1]
 
     def begin(self) -> list[int]:
         """Advance all plain decodes for the next plan. Returns their slots, in the order of `items`."""
-        for state in self._columns.states:
+        columns = self._columns = self._columns or _Columns.of(self._items)
+        for state in columns.states:
             state.num_computed_tokens += 1
-        planned = self._columns.planned()
-        self._unread.append(planned)
+        self._unread.append((columns, set()))
         for item in self._due_plans.pop(self._num_plans, ()):
             if item.state.decode is item:
                 if item.state.num_computed_tokens == item.state.last_position:
@@ -94,21 +96,15 @@ class PlainDecodes:
                 else:
                     self._full.append(item)
         self._num_plans += 1
-        return planned.slots
-
-    def running_changed(self) -> None:
-        """Mark the list of other requests as stale, because requests have started or stopped running."""
-        self._other_requests = None
+        return columns.slots
 
     def items(self) -> list[ScheduledRequest]:
         """Return all plain decodes, in the order of running requests."""
-        return self._columns.items.copy()
+        return self._items.copy()
 
     def other_requests(self, running: Sequence[RequestState]) -> list[RequestState]:
         """Return the requests that are not plain decodes, in the order of `running`."""
-        if self._other_requests is None:
-            self._other_requests = [state for state in running if state.decode is None]
-        return self._other_requests
+        return [state for state in running if state.decode is None]
 
     def take_full(self) -> list[RequestState]:
         """Return and clear the requests that need a block for the next step. Call `grown` or `leave` for each."""
@@ -121,35 +117,31 @@ class PlainDecodes:
         `batch` has the plain decodes first, as returned by `items`. Returns the appended tokens, the scheduled
         requests that are left to process, which include the plain decodes that end, and the number of computed rows of
         dropped requests."""
-        columns = self._unread.popleft()
-        number, dropped = len(columns.items), columns.dropped
+        columns, dropped = self._unread.popleft()
+        number = len(columns.states)
         tokens_of = result.tokens[:number]
-        remaining = _with_tokens(batch[number:], result.counts[number:], result.tokens[number:])
-        places = {
-            item: place
-            for item in self._due_results.pop(self._num_taken, ())
-            if item.state not in dropped and (place := columns.place(item)) is not None
-        }
+        left, counts = iter(result.tokens[number:]), result.counts[number:]
+        remaining = [(item, list(islice(left, count))) for item, count in zip(batch[number:], counts, strict=True)]
+        due = {item for item in self._due_results.pop(self._num_taken, ()) if item.state not in dropped}
         self._num_taken += 1
-        states, request_ids, indices = columns.states, columns.request_ids, columns.indices
+        places = {item: at for at, item in enumerate(batch[:number]) if item in due} if due else {}
         ends = columns.ends(tokens_of, places)
-        skipped, num_vain = ends, 0
+        num_vain = 0
         if dropped:
             num_vain = sum(item.num_tokens + item.num_planned_drafts for item in batch if item.state in dropped)
             remaining = [(item, tokens) for item, tokens in remaining if item.state not in dropped]
-            ends = [at for at in ends if states[at] not in dropped]
-            skipped = sorted({*ends, *(at for at, state in enumerate(states) if state in dropped)})
-        if skipped:
-            remaining = [(columns.items[at], [tokens_of[at]]) for at in ends] + remaining
-            for at in reversed(skipped):
-                del states[at], request_ids[at], indices[at], tokens_of[at]
-        for state, token in zip(states, tokens_of, strict=True):
+            ends = [at for at in ends if columns.states[at] not in dropped]
+        remaining = [(batch[at], [tokens_of[at]]) for at in ends] + remaining
+        if dropped or ends:
+            skipped = {*ends, *(at for at, state in enumerate(columns.states) if state in dropped)}
+            kept = [at for at in range(number) if at not in skipped]
+            columns, tokens_of = _Columns.of([batch[at] for at in kept]), [tokens_of[at] for at in kept]
+        for state, token in zip(columns.states, tokens_of, strict=True):
             state.token_ids.append(token)
-        ended = {columns.items[at] for at in ends}
-        for item in places:
-            if item not in ended:
+        for item, at in places.items():
+            if at not in ends:
                 self._expect_result(item)
-        return DecodedTokens(request_ids, indices, tokens_of), remaining, num_vain
+        return DecodedTokens(columns.request_ids, columns.indices, tokens_of), remaining, num_vain
 
     def grown(self, state: RequestState) -> None:
         """Note that a request of `take_full` has got a block."""
@@ -171,19 +163,27 @@ class PlainDecodes:
         self._due_results.setdefault(self._num_taken + results, []).append(item)
 
 
-@dataclass(slots=True, eq=False)
-class _Decodes:
-    """Plain decodes as parallel lists, with one entry per request, in the order of running requests."""
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Plain decodes as parallel lists, with one entry per request, which never change."""
 
-    items: list[ScheduledRequest] = field(default_factory=list[ScheduledRequest])
-    states: list[RequestState] = field(default_factory=list[RequestState])
-    request_ids: list[str] = field(default_factory=list[str])
-    indices: list[int] = field(default_factory=list[int])
-    slots: list[int] = field(default_factory=list[int])
+    states: list[RequestState]
+    request_ids: list[str]
+    indices: list[int]
+    slots: list[int]
     # Tokens that end any of the answers.
-    end_ids: frozenset[int] = frozenset()
-    # Requests dropped since the plan.
-    dropped: set[RequestState] = field(default_factory=set[RequestState])
+    end_ids: frozenset[int]
+
+    @classmethod
+    def of(cls, items: Sequence[ScheduledRequest]) -> _Columns:
+        states = [item.state for item in items]
+        return cls(
+            states,
+            [state.request_id for state in states],
+            [state.index for state in states],
+            [state.slot for state in states],
+            frozenset[int]().union(*{state.end_ids for state in states}),
+        )
 
     def ends(self, tokens: Sequence[int], due: Mapping[ScheduledRequest, int]) -> list[int]:
         """Return the indices of answers that end with their new token. All answers are checked for end tokens, but only
@@ -196,54 +196,3 @@ class _Decodes:
         if not self.end_ids.isdisjoint(tokens):
             ended.update(at for at, token in enumerate(tokens) if token in self.states[at].end_ids)
         return sorted(ended)
-
-    def place(self, item: ScheduledRequest) -> int | None:
-        """Return the index of `item`, searching the entries with an equal sort key; None if it is not there."""
-        order = item.state.order
-        start, end = bisect_left(self.states, order, key=_order), bisect_right(self.states, order, key=_order)
-        return next((at for at in range(start, end) if self.items[at] is item), None)
-
-
-class _Columns(_Decodes):
-    """The current plain decodes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._kinds = Counter[frozenset[int]]()  # number of requests by their set of end tokens
-
-    def planned(self) -> _Decodes:
-        """Return a copy for the next plan, which later changes do not affect."""
-        items, states, request_ids = self.items.copy(), self.states.copy(), self.request_ids.copy()
-        return _Decodes(items, states, request_ids, self.indices.copy(), self.slots.copy(), self.end_ids)
-
-    def insert(self, item: ScheduledRequest) -> None:
-        state = item.state
-        at = bisect_right(self.states, state.order, key=_order)
-        self.items.insert(at, item)
-        self.states.insert(at, state)
-        self.request_ids.insert(at, state.request_id)
-        self.indices.insert(at, state.index)
-        self.slots.insert(at, state.slot)
-        self._kinds[state.end_ids] += 1
-        if self._kinds[state.end_ids] == 1:
-            self.end_ids |= state.end_ids
-
-    def remove(self, item: ScheduledRequest) -> None:
-        at = self.place(item)
-        assert at is not None, "only plain decodes leave"
-        del self.items[at], self.states[at], self.request_ids[at], self.indices[at], self.slots[at]
-        kind = item.state.end_ids
-        self._kinds[kind] -= 1
-        if not self._kinds[kind]:
-            del self._kinds[kind]
-            self.end_ids = frozenset[int]().union(*self._kinds)
-
-
-def _with_tokens(batch: Sequence[ScheduledRequest], counts: Sequence[int], tokens: list[int]) -> NewTokens:
-    """Pair each scheduled request with its new tokens, `counts` of `tokens`."""
-    taken: NewTokens = []
-    start = 0
-    for item, count in zip(batch, counts, strict=True):
-        taken.append((item, tokens[start : start + count]))
-        start += count
-    return taken

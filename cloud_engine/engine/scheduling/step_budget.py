@@ -1,13 +1,35 @@
-"""Token budgets that keep steps within a target time, so that streams and aborts never wait long.
+"""Token budgets that keep steps within a target time, so that streams and aborts never wait long, and their medians.
 
 Imports no torch and reads no clock: callers report their measurements.
 """
 
 from __future__ import annotations
 
-from ..types.recent_median import RecentMedian
+from collections import deque
 
+_REMEMBERED = 5  # measurements of which the median is taken
 _MIN_TOKENS = 64  # lower bound, as smaller chunks waste a step's fixed cost; also used until there are measurements
+
+
+class RecentMedian:
+    """The lower median of the last few measurements, so that single outliers do not count.
+
+    It is reliable from the second measurement on.
+    """
+
+    __slots__ = ("_values", "median")
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=_REMEMBERED)
+        self.median = 0.0
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        self.median = sorted(self._values)[(len(self._values) - 1) // 2]
+
+    @property
+    def is_reliable(self) -> bool:
+        return len(self._values) > 1
 
 
 class StepBudget:

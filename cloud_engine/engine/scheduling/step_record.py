@@ -20,8 +20,7 @@ import msgspec
 from ....protocol.errors import ConfigurationError
 from ..config import EngineConfig
 from ..step import StepPlan, StepResult
-from ..types.prefix_hashes import PrefixHashes
-from ..types.request_state import RequestState, ScheduledRequest
+from ..types.request_state import PrefixHashes, RequestState, ScheduledRequest
 
 _LOG = logging.getLogger(__name__)
 #: Steps kept. The file is cut when it has twice as many.

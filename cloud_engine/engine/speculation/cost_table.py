@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ..types.recent_median import RecentMedian
+from ..scheduling.step_budget import RecentMedian
 
 Floats = NDArray[np.float64]
 

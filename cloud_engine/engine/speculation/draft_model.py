@@ -6,7 +6,7 @@ target samples at that position (see `sampler`). The draft model samples with th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from ....kernels.attention.types import QuerySpan
+from ....protocol.errors import ConfigurationError
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ..config import EngineConfig
-from ..worker.host_device_copy import HostCopy, to_device
+from ..worker.devices import HostCopy, to_device
 from ..worker.model_runner import Chunk, Runner, graph_limits
-from ..worker.sampler import sample, sample_on_device
+from ..worker.sampler import SamplingRow, SamplingRows, sample, sample_on_device
 from ..worker.warm_up import extension_s, make_ready, step_profile
 from .cost_table import DraftingCosts
 from .drafter import Drafter
@@ -29,8 +30,7 @@ from .drafter import Drafter
 if TYPE_CHECKING:
     from ..kv.sizing import KVCacheSize
     from ..types.request_state import RequestState
-    from ..types.sampling_row import RowOf, SamplingRow
-    from ..types.slot_state import SlotState
+    from ..worker.slots import RowOf, SlotState
 
 
 class DraftModel(Drafter):
@@ -80,7 +80,7 @@ class DraftModel(Drafter):
             return
         rows = [row_of(item, 0) for item in drafting]
         if self._runner.runs_ahead and self._can_extend and all(row.is_plain for row in rows):
-            self._continue_on_device(sample_on_device(logits, rows), drafting, rows)
+            self._continue_on_device(sample_on_device(logits, SamplingRows.of(rows)), drafting, rows)
         else:
             _take_each(drafting, sample(logits, rows))
             self._continue([item for item in drafting if _can_continue(item)], row_of)
@@ -135,7 +135,7 @@ class DraftModel(Drafter):
                 continue
             drafts = item.drafter == self.name and stop == end
             drafting += [item] if drafts else []
-            chunks.append(self._chunk(item.token_ids[start:stop], start, item, int(drafts)))
+            chunks.append(self._chunk(item.token_ids[start:stop].tolist(), start, item, int(drafts)))
             item.num_draft_computed_tokens = stop
             budget -= stop - start
         return drafting, chunks
@@ -155,7 +155,7 @@ class DraftModel(Drafter):
         return max(0, oldest) // self._block_size >= max(0, kept) // self._block_size
 
     def _extend(self, item: SlotState) -> Chunk:
-        position = len(item.token_ids) + len(item.draft_ids) - 1
+        position = item.num_known_tokens + len(item.draft_ids) - 1
         item.num_draft_computed_tokens = position + 1
         return self._chunk(item.draft_ids[-1:], position, item, 1)
 
@@ -171,7 +171,7 @@ class DraftModel(Drafter):
 
     def _rest(self, item: SlotState) -> QuerySpan:
         """Return the span of the draft tokens to compute: all but the last, which no further draft token follows."""
-        return QuerySpan(len(item.token_ids), item.num_drafts - 1, item.block_table)
+        return QuerySpan(item.num_known_tokens, item.num_drafts - 1, item.block_table)
 
     def _chunk(self, token_ids: list[int], start: int, state: SlotState, num_logits: int) -> Chunk:
         return Chunk(self._known(token_ids), start, state.block_table, num_logits)
@@ -205,3 +205,36 @@ def _can_continue(item: SlotState) -> bool:
         item.draft_ends = True
         return False
     return len(item.draft_ids) < item.num_drafts
+
+
+def check_same_vocabulary(
+    target_rows: int, draft_rows: int, target: Mapping[str, int] | None, draft: Mapping[str, int] | None
+) -> None:
+    """Raise ConfigurationError if the draft model's token ids differ from the target's.
+
+    `target` and `draft` map tokens to ids; None for a model without a tokenizer. If either is None, the sizes of the
+    output layers must be equal. Otherwise they may differ, because output layers are often padded.
+    """
+    if target is None or draft is None:
+        if target_rows != draft_rows:
+            raise _refusal(f"the draft model has {draft_rows} tokens, the target model {target_rows}")
+        return
+    lacking = [token for token, token_id in target.items() if token_id >= draft_rows]
+    if lacking:
+        raise _refusal(f"the draft model lacks {len(lacking)} tokens of the target model, such as {lacking[0]!r}")
+    names = {token_id: token for token, token_id in draft.items()}
+    different = [token for token, token_id in target.items() if names.get(token_id, token) != token]
+    if different:
+        token_id = target[different[0]]
+        raise _refusal(
+            f"{len(different)} of {len(target)} tokens differ, such as id {token_id}: {names[token_id]!r} in the draft "
+            f"model, {different[0]!r} in the target"
+        )
+
+
+def _refusal(reason: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"The draft model cannot be used: {reason}. Use a draft model with the target's tokenizer, or none: "
+        "predictions in requests are verified without a draft model.",
+        param="draft",
+    )

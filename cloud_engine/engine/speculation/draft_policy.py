@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from .cost_table import CostTable, DraftingCosts, Floats
@@ -25,8 +26,7 @@ _REST_STEPS = 8  # steps until drafts that do not pay are considered again
 _PAYBACK_TOKENS = 64  # a draft model's catch-up must pay off within this number of tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True):
     """A drafter's offer of up to `limit` tokens, each accepted with chance `acceptance` if those before it are."""
 
     acceptance: float

@@ -14,8 +14,7 @@ from ..types.draft_record import NgramIndex, num_assumed
 
 if TYPE_CHECKING:
     from ..types.request_state import RequestState
-    from ..types.sampling_row import RowOf
-    from ..types.slot_state import SlotState
+    from ..worker.slots import RowOf, SlotState
     from .cost_table import DraftingCosts
 
 
@@ -68,5 +67,5 @@ def _continuation(state: RequestState | SlotState, ngrams: NgramIndex, limit: in
     if start is None:
         return []
     pending = state.num_pending_tokens
-    start += num_assumed(pending, state.token_ids[start : start + pending], state.unread_drafts)
-    return state.token_ids[start : start + limit]
+    start += num_assumed(pending, list(state.token_ids[start : start + pending]), state.unread_drafts)
+    return [int(token) for token in state.token_ids[start : start + limit]]

@@ -19,8 +19,7 @@ from .drafter import Drafter
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
-    from ..types.sampling_row import RowOf
-    from ..types.slot_state import SlotState
+    from ..worker.slots import RowOf, SlotState
     from .cost_table import CostTable
 
 PREDICTION = "prediction"  # name of the request's prediction among the drafters
@@ -88,18 +87,19 @@ class Speculator:
         for item in chain(decodes, other_items) if drafters else other_items:
             limit = min(budget, item.state.num_remaining_tokens - item.state.num_pending_tokens - 1)
             if limit > 0 and item.is_caught_up:
-                offer = self._prediction(item.state, limit, sequences) or self._best(item.state, limit, drafters)
+                offer = self._prediction(item, limit, sequences) or self._best(item.state, limit, drafters)
                 offers += [(item, *offer)] if offer else []
         granted_to: list[ScheduledRequest] = []
         for (item, name, _), length in zip(offers, self._lengths(offers, sequences), strict=True):
             state = item.state
             granted = min(length, budget)
             if not granted or not grow(state, state.num_computed_tokens + item.num_tokens + granted):
+                item.draft_ids = []
                 continue
             step.draft_tokens += granted
             budget -= granted
             if name == PREDICTION:
-                item.draft_ids = _predicted(state, granted)
+                item.draft_ids = item.draft_ids[:granted]
             else:
                 drafting = item if state.decode is None else ScheduledRequest(state, item.num_tokens)
                 drafting.drafter, drafting.num_drafts = name, granted
@@ -130,9 +130,11 @@ class Speculator:
         right, guessed = accepted + (predicts_end and ends), proposed + predicts_end
         name, drafts = item.drafter or PREDICTION, item.state.drafts
         record = self._records[name]
-        own = drafts.acceptance.setdefault(name, Acceptance(record.acceptance.mean))
-        for acceptance in (own, record.acceptance):
-            acceptance.add(right, guessed)
+        own = drafts.acceptance.get(name)
+        if own is None:
+            own = drafts.acceptance[name] = Acceptance(record.acceptance.mean)
+        own.add(right, guessed)
+        record.acceptance.add(right, guessed)
         record.proposed += proposed
         record.accepted += accepted
         if item.drafter is not None:
@@ -154,12 +156,21 @@ class Speculator:
         self.step.expected = self._policy.expected
         return lengths
 
-    def _prediction(self, state: RequestState, limit: int, sequences: int) -> tuple[str, Offer] | None:
-        """Return the offer of the request's prediction, cut short while nothing is known about the prediction."""
-        predicted = len(_predicted(state, limit))
+    def _prediction(self, item: ScheduledRequest, limit: int, sequences: int) -> tuple[str, Offer] | None:
+        """Return the offer of the request's prediction, cut short while nothing is known about the prediction.
+
+        The predicted tokens are the `draft_ids` of `item`, until `grant` cuts them."""
+        state = item.state
+        if not state.request.draft_ids:
+            return None
+        item.draft_ids = _predicted(state, limit)
+        predicted = len(item.draft_ids)
         if predicted and self._policy is not None and PREDICTION not in state.drafts.acceptance:
             predicted = self._policy.max_first(predicted, sequences, self.step.prompt_tokens)
-        return (PREDICTION, Offer(self._acceptance(state, PREDICTION), predicted)) if predicted else None
+        if not predicted:
+            item.draft_ids = []
+            return None
+        return PREDICTION, Offer(self._acceptance(state, PREDICTION), predicted)
 
     def _best(self, state: RequestState, limit: int, drafters: Sequence[Drafter]) -> tuple[str, Offer] | None:
         """Return the drafter with the most expected accepted tokens and its offer, or None if no drafter offers any."""

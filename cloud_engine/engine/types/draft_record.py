@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 _PRIOR, _PRIOR_WEIGHT = 0.7, 6  # acceptance rate assumed for a new drafter, and its weight in tested tokens
 _HORIZON = 20  # tested tokens over which the moving average reaches
 _NGRAM = 3  # tokens per n-gram
@@ -50,7 +53,7 @@ class NgramIndex:
         self._follows: dict[tuple[int, ...], int] = {}
         self._read = _NGRAM  # position up to which tokens are indexed
 
-    def find(self, token_ids: Sequence[int]) -> int | None:
+    def find(self, token_ids: Sequence[int] | NDArray[np.int32]) -> int | None:
         """Return the position after an earlier copy of the text's last n-gram. The text may only grow between calls."""
         for position in range(self._read, len(token_ids)):
             self._follows[tuple(token_ids[position - _NGRAM : position])] = position

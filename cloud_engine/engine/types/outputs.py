@@ -13,8 +13,7 @@ from ....protocol.responses import StopReason
 FinishReason = Literal["stop", "length", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True):
     """Log-probabilities from raw logits, in nats."""
 
     # Log-probability of the chosen token.
@@ -23,8 +22,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PromptLogprob(TokenLogprob):
+class PromptLogprob(TokenLogprob, frozen=True):
     """Log-probabilities of a prompt token, from raw logits, in nats."""
 
     # Rank of the token in the vocabulary at this position; 1 is the most likely.

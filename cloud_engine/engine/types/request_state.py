@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,7 +15,6 @@ from ....text.repetition import INTERVAL, WINDOW, next_check, repeats
 from .draft_record import DraftRecord
 from .outputs import PromptLogprob, RequestStats
 from .prediction import PredictionCursor
-from .prefix_hashes import PrefixHashes
 from .request import GenerationRequest
 
 if TYPE_CHECKING:
@@ -22,6 +23,36 @@ if TYPE_CHECKING:
 
 
 _MAX_SCORED_TOKENS = 512  # tokens of a request whose log-probabilities one step computes, each from a row of logits
+
+
+@dataclass(slots=True, eq=False)
+class UnhashedBlocks:
+    """Blocks of `token_ids`, except the first, registered in the pool under placeholder `keys` instead of hashes."""
+
+    token_ids: Sequence[int]
+    keys: list[int] = field(default_factory=list[int])
+
+
+@dataclass(slots=True, eq=False)
+class PrefixHashes:
+    """Lazily computed hashes of a request's full blocks. Each hash covers the previous hash and the block's tokens.
+
+    Equal hashes (BLAKE2b) mean equal prefixes and salts. `unhashed` holds the blocks without hashes while no other
+    request shares the first block.
+    """
+
+    salt: str
+    hashes: list[bytes] = field(default_factory=list[bytes])
+    unhashed: UnhashedBlocks | None = None
+
+    def extend(self, token_ids: Sequence[int], num_blocks: int, block_size: int) -> None:
+        """Hash the first `num_blocks` blocks of `token_ids`, except blocks that already have a hash."""
+        tokens = array("I", token_ids[len(self.hashes) * block_size : num_blocks * block_size])
+        parent = self.hashes[-1] if self.hashes else self.salt.encode()
+        data, width = tokens.tobytes(), block_size * tokens.itemsize
+        for start in range(0, len(data), width):
+            parent = hashlib.blake2b(parent + data[start : start + width], digest_size=32).digest()
+            self.hashes.append(parent)
 
 
 @dataclass(slots=True, eq=False)
@@ -75,6 +106,7 @@ class RequestState:
     decode: ScheduledRequest | None = field(init=False, default=None)
     prefix: PrefixHashes = field(init=False)
     request_id: str = field(init=False)
+    num_prompt_tokens: int = field(init=False)
     # Whether to report the prompt's log-probabilities: only with a request's first answer.
     scores_prompt: bool = field(init=False)
     # Largest possible position of the answer's last token.
@@ -85,17 +117,14 @@ class RequestState:
     def __post_init__(self) -> None:
         self.prefix = PrefixHashes(self.request.cache_salt)
         self.request_id = self.request.request_id
+        self.num_prompt_tokens = len(self.request.prompt_ids)
         self.scores_prompt = self.request.params.prompt_logprobs is not None and self.index == 0
-        self.last_position = len(self.request.prompt_ids) + self.max_tokens - 1
+        self.last_position = self.num_prompt_tokens + self.max_tokens - 1
         self.detects_repetition = self.params.detects_repetition and self.request.constraint is None
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.request.prompt_ids)
-
-    @property
     def num_generated_tokens(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_ids)
+        return len(self.token_ids) - self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -145,8 +174,8 @@ class RequestState:
 
     def until_repetition(self, new: Sequence[int]) -> int:
         """Return the number of `new` tokens until the answer ends because it repeats itself; 0 if it does not."""
-        generated = self.num_generated_tokens
         if self.detects_repetition:
+            generated = self.num_generated_tokens
             for length in range(next_check(generated), generated + len(new) + 1, INTERVAL):
                 answer = [*self.token_ids[-WINDOW:], *new[: length - generated]]
                 if length >= self.params.min_tokens and repeats(answer, length):

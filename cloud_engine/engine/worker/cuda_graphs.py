@@ -4,6 +4,9 @@ Graphs have fixed sizes: one for each of `graph_sizes`, captured at startup. A s
 that holds its rows and sequences. Steps that read prompts, and steps with more rows, run without a graph.
 """
 
+# torch leaves `from_numpy` untyped
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import logging
@@ -17,9 +20,8 @@ from torch import Tensor
 from ....kernels.attention.metadata import GraphMetadata
 from ....kernels.attention.ops import TritonBackend
 from ....kernels.attention.ragged_batch import RaggedBatch
-from ....kernels.attention.types import QuerySpan
 from ...models.decoder import Decoder
-from .host_device_copy import to_device
+from .devices import to_device
 
 #: Maximum rows of a graph with drafts. In longer steps, the launches take less time than the computation.
 MAX_DRAFT_ROWS = 512
@@ -117,25 +119,23 @@ class StepGraphs:
         self._captured = {size: self._capture(size, record) for size in reversed(self._sizes)}
         _LOG.info("captured %d CUDA graphs in %.1f s", len(self._captured), time.perf_counter() - started)
 
-    def run(self, spans: Sequence[QuerySpan], token_ids: Tensor, shift: Tensor | None = None) -> Tensor | None:
+    def run(self, batch: RaggedBatch, token_ids: Tensor, shift: Tensor | None = None) -> Tensor | None:
         """Return the logits of all rows, (rows, vocab) float32, or None if no graph fits.
 
         `token_ids` (rows,) int64 may be on the host, or on the device and still being computed. `shift`: see
         `AttentionMetadata.shift_`.
         """
         rows = len(token_ids)
-        size = smallest_size(self._sizes, rows, len(spans))
+        size = smallest_size(self._sizes, rows, len(batch.rows) - 1)
         if size is None:
             return None
-        captured = self._captured[size]
-        captured.metadata.update_(spans)
+        captured, batch = self._captured[size], batch.packed().padded(size.rows)
+        captured.metadata.fill_(batch)
         captured.token_ids[:rows].copy_(to_device(token_ids, self._device))
         if shift is not None:
-            batch = RaggedBatch.of(spans, size.rows, self._backend.shape.block_size)
             captured.positions.copy_(captured.metadata.metadata.shift_(batch, shift))
         else:
-            positions = torch.tensor([at for span in spans for at in range(span.start, span.start + span.length)])
-            captured.positions[:rows].copy_(to_device(positions, self._device))
+            captured.positions.copy_(to_device(torch.from_numpy(batch.positions().clip(0)), self._device))
         captured.replay()
         return self._logits[:rows]
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ....kernels.attention.cpu import NativeAttention
 from ....kernels.attention.ops import TritonBackend, choose_backend
-from ....kernels.attention.ragged_batch import Passes, RaggedBatch, shifted, starts
+from ....kernels.attention.ragged_batch import BlockNumbers, Ints, Passes, RaggedBatch
 from ....kernels.attention.types import QuerySpan
 from ....kernels.linear.ops import least_rows, pack_linears
 from ....kernels.runtime.backend import AttentionChoice, BackendName
@@ -27,14 +27,27 @@ from ...models.compile import CompiledDecoder, compile_decoder
 from ...models.decoder import Decoder
 from ..config import EngineConfig
 from ..kv.sizing import cache_spec
-from ..types.pooling import MeanPool
-from ..types.sampling_row import SamplingRow
 from .cuda_graphs import MAX_DRAFT_ROWS, CudaRecorder, GraphLimits, StepGraphs
-from .host_device_copy import HostCopy, to_device
+from .devices import HostCopy, to_device
 from .launched_step import UnreadInputs
-from .sampler import sampling_of
+from .sampler import SamplingRow, SamplingRows, sampling_of
+from .slots import SlotState
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """The rows of a forward pass."""
+
+    # Without padding.
+    sequences: RaggedBatch
+    # (rows,) int64, on the host, or on the device and still being computed.
+    token_ids: Tensor
+    # Rows whose logits are returned; None for all.
+    logit_rows: Ints | None = None
+    # Sequences whose hidden states are summed, with their indices.
+    embedded: Sequence[tuple[int, SlotState]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +57,9 @@ class Chunk:
     token_ids: Sequence[int]
     # Position of the first token.
     start: int
-    block_table: Sequence[int]
+    block_table: Sequence[int] | BlockNumbers
     # Number of tokens at the end of the chunk whose logits are returned.
     num_logits: int
-    # Collects the hidden states of all tokens, if the request asks for an embedding.
-    pool: MeanPool | None = None
 
 
 class Runner:
@@ -112,24 +123,12 @@ class Runner:
         if self._graph_limits is not None:
             self.capture(self._graph_limits)
 
-    @torch.inference_mode()
-    def run(self, chunks: Sequence[Chunk], unread: UnreadInputs | None = None) -> Tensor:
-        """Compute all chunks, store their keys and values, and return logits (sum of num_logits, vocab) float32.
-
-        `unread` has the first tokens of chunks whose sequences had unread results when the chunks were built.
-        """
+    def run(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Compute all chunks, store their keys and values, and return logits (sum of num_logits, vocab) float32."""
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
-        token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids], dtype=torch.int64)
-        token_ids, shift = self._resolved(spans, token_ids, unread)
-        logit_rows = _wanted_rows(chunks)
-        # A graph computes the logits of all rows, so it suits decodes and drafts, not prompts.
-        if 2 * len(logit_rows) >= len(token_ids) and all(chunk.pool is None for chunk in chunks):
-            logits = self._replayed(spans, token_ids, shift)
-            if logits is not None:
-                return self._rows(logits, logit_rows)
-        hidden = self._hidden(spans, token_ids, shift)
-        _pool(chunks, hidden)
-        return self.model.logits(self._rows(hidden, logit_rows))
+        token_ids = [token for chunk in chunks for token in chunk.token_ids]
+        batch = RaggedBatch.of(spans, len(token_ids), self.block_size)
+        return self.compute(ForwardBatch(batch, torch.tensor(token_ids, dtype=torch.int64), _wanted_rows(chunks)))
 
     @property
     def runs_ahead(self) -> bool:
@@ -137,40 +136,44 @@ class Runner:
         return self._is_asynchronous
 
     @torch.inference_mode()
-    def run_decodes(self, spans: Sequence[QuerySpan], token_ids: Tensor, unread: UnreadInputs | None = None) -> Tensor:
-        """Compute one token per span and return logits (spans, vocab) float32. `token_ids` (spans,) int64 may be on the
-        device and still being computed; `unread` has further tokens of this kind."""
-        token_ids, shift = self._resolved(spans, token_ids, unread)
-        logits = self._replayed(spans, token_ids, shift)
-        return self.model.logits(self._hidden(spans, token_ids, shift)[: len(spans)]) if logits is None else logits
+    def compute(self, batch: ForwardBatch, unread: UnreadInputs | None = None) -> Tensor:
+        """Compute a batch, store its keys and values, and return the logits of its `logit_rows` (rows, vocab) float32.
 
-    def _resolved(
-        self, spans: Sequence[QuerySpan], token_ids: Tensor, unread: UnreadInputs | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the token ids with the unread ones in their places, and by how much each span begins earlier."""
-        if unread is None:
-            return token_ids, None
-        first_rows = starts(np.array([span.length for span in spans], dtype=np.int64))
-        rows = self._on_device(torch.from_numpy(first_rows[unread.sequences]))
-        return self._on_device(token_ids).index_copy(0, rows, unread.token_ids), unread.shift(len(spans))
+        `unread` has the first tokens of sequences with unread results.
+        """
+        sequences, token_ids, shift = batch.sequences, batch.token_ids, None
+        if unread is not None:
+            rows = self._on_device(torch.from_numpy(sequences.first_row[unread.sequences]))
+            token_ids = self._on_device(token_ids).index_copy(0, rows, unread.token_ids)
+            shift = unread.shift(len(sequences.rows) - 1)
+        num_logits = len(token_ids) if batch.logit_rows is None else len(batch.logit_rows)
+        # A graph computes the logits of all rows, so it suits decodes and drafts, not prompts.
+        if self._graphs is not None and not batch.embedded and 2 * num_logits >= len(token_ids):
+            logits = self._graphs.run(sequences, token_ids, shift)
+            if logits is not None:
+                return self._rows(logits, batch.logit_rows)
+        hidden = self._hidden(sequences, token_ids, shift)
+        for at, state in batch.embedded:
+            first, number = int(sequences.first_row[at]), int(sequences.rows[at])
+            state.add_hidden(hidden[first : first + number], int(sequences.position[at]))
+        return self.model.logits(self._rows(hidden[: len(token_ids)], batch.logit_rows))
 
-    def _replayed(self, spans: Sequence[QuerySpan], token_ids: Tensor, shift: Tensor | None) -> Tensor | None:
-        """Return the logits of all rows by replaying a captured graph, or None if no graph fits."""
-        return None if self._graphs is None else self._graphs.run(spans, token_ids, shift)
+    def _hidden(self, batch: RaggedBatch, token_ids: Tensor, shift: Tensor | None) -> Tensor:
+        """Return the hidden states (rows, hidden_size), including padding rows at the end.
 
-    def _hidden(self, spans: Sequence[QuerySpan], token_ids: Tensor, shift: Tensor | None) -> Tensor:
-        """Return the hidden states (rows, hidden_size), including padding rows at the end."""
+        `shift`: by how much each sequence begins earlier.
+        """
         num_rows = max(len(token_ids), self._least_rows)
         if shift is not None and not isinstance(self._backend, TritonBackend):
-            numbers: list[int] = shift.tolist()
-            spans, shift = shifted(spans, numbers), None
-        batch = RaggedBatch.of(spans, num_rows, self.block_size)
+            batch, shift = batch.earlier(np.array(shift.tolist(), np.int64)), None
+        batch = batch.padded(num_rows)
         positions = torch.from_numpy(batch.positions().clip(0))
         if num_rows > len(token_ids):
             token_ids = functional.pad(token_ids, (0, num_rows - len(token_ids)))
         if shift is not None:
             assert isinstance(self._backend, TritonBackend), "other backends get true positions"
-            metadata = self._backend.planner.metadata(spans, num_rows)
+            batch = batch.packed()
+            metadata = self._backend.planner.of_batch(batch)
             positions = metadata.shift_(batch, shift)
             return self.model(self._on_device(token_ids), positions, self._backend.attention(metadata))
         attention = self._backend.begin(batch)
@@ -192,7 +195,7 @@ class Runner:
         `first` are the input tokens of the first pass, which may still be in flight if the runner `runs_ahead`. `rows`
         are the sampling parameters for the outputs of the first pass, all `is_plain`. A sequence takes part in one pass
         per token of its span; `spans` must be sorted longest first. Returns the sampled tokens of each sequence."""
-        sampling = sampling_of(rows, self.model.config.vocab_size, self._device)
+        sampling = sampling_of(SamplingRows.of(rows), self.model.config.vocab_size, self._device)
         passes = Passes.of(spans, self.block_size)
         if self._compiled is not None:
             attention = self._backend.begin(passes.batch)
@@ -204,41 +207,36 @@ class Runner:
         token_ids = first if isinstance(first, Tensor) else self._on_device(torch.tensor(first, dtype=torch.int64))
         sampled: list[Tensor] = []
         for number, live in enumerate(passes.live.tolist()):
-            spans = [QuerySpan(span.start + number, 1, span.block_table) for span in passes.batch.spans[:live]]
-            logits = self.run_decodes(spans, token_ids[:live])
+            position, table = passes.batch.position[:live] + number, passes.batch.table[:live]
+            sequences = RaggedBatch.in_tables(
+                position, np.ones_like(position), table, passes.batch.blocks, self.block_size
+            )
+            logits = self.compute(ForwardBatch(sequences, token_ids[:live]))
             token_ids = sample_rows(logits, sampling.of(slice(live)).ahead(number))
             sampled.append(token_ids)
-        continued: list[list[int]] = [[] for _ in passes.batch.spans]
+        continued: list[list[int]] = [[] for _ in range(int(passes.live[0]))]
         tokens: list[int] = HostCopy(torch.cat(sampled)).tolist()
         for sequence, token in zip(passes.sequence.tolist(), tokens, strict=True):
             continued[sequence].append(token)
         return continued
 
-    def _rows(self, values: Tensor, rows: list[int]) -> Tensor:
-        if len(rows) == len(values):
+    def _rows(self, values: Tensor, rows: Ints | None) -> Tensor:
+        if rows is None or len(rows) == len(values):
             return values
-        return values.index_select(0, self._on_device(torch.tensor(rows, dtype=torch.int64)))
+        return values.index_select(0, self._on_device(torch.from_numpy(rows)))
 
     def _on_device(self, staged: Tensor) -> Tensor:
         return to_device(staged, self._device)
 
 
-def _pool(chunks: Sequence[Chunk], hidden: Tensor) -> None:
-    row = 0
-    for chunk in chunks:
-        if chunk.pool is not None:
-            chunk.pool.add(hidden[row : row + len(chunk.token_ids)], chunk.start)
-        row += len(chunk.token_ids)
-
-
-def _wanted_rows(chunks: Sequence[Chunk]) -> list[int]:
+def _wanted_rows(chunks: Sequence[Chunk]) -> Ints:
     """Return the indices of the rows whose logits are requested."""
     rows: list[int] = []
     end = 0
     for chunk in chunks:
         end += len(chunk.token_ids)
         rows.extend(range(end - chunk.num_logits, end))
-    return rows
+    return np.array(rows, np.int64)
 
 
 def graph_limits(context_length: int, config: EngineConfig, most_rows: int = MAX_DRAFT_ROWS) -> GraphLimits | None:

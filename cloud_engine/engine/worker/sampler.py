@@ -13,39 +13,97 @@ This module packs the options of all rows into columns that one copy sends to th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
+from ....kernels.attention.ragged_batch import Ints
 from ....kernels.sampling.ops import MAX_TOP_LOGPROBS, apply_edits_, stable_topk
 from ....kernels.sampling.ops import log_probabilities as top_log_probabilities
 from ....kernels.sampling.ops import sample as sample_rows
 from ....kernels.sampling.types import FlatEdits, Sampling, Truncation
-from ....protocol.sampling import MIN_TEMPERATURE, WORD
+from ....protocol.sampling import MIN_TEMPERATURE, WORD, ResolvedParams
+from ....text.grammars.state import Mask
 from ....text.logit_edits import LogitEdits
 from ..types.outputs import TokenLogprob
-from ..types.sampling_row import SamplingRow
-from .host_device_copy import HostCopy, to_device
+from .devices import HostCopy, to_device
+
+#: Number of rows of `packed_options`.
+OPTIONS = 6
+
+
+class SamplingRow(msgspec.Struct, frozen=True, gc=False):
+    """The sampling parameters of one row of logits."""
+
+    seed: int
+    # Position of the token to sample, counted from the start of the sequence.
+    position: int
+    params: ResolvedParams
+    # Changes to the logits before sampling.
+    edits: LogitEdits | None = None
+    # Tokens that the grammar allows; None allows all.
+    mask: Mask | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the row has no logit edits, no grammar mask and no typical_p."""
+        return self.edits is None and self.mask is None and self.params.typical_p >= 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """The sampling parameters of all rows of a step."""
+
+    # (OPTIONS, rows): the rows' `packed_options`.
+    options: Ints
+    # (rows,): positions of the tokens to sample.
+    positions: Ints
+    # Grammar masks and logit edits by row, for rows that have any.
+    masks: Mapping[int, Mask] = field(default_factory=dict[int, Mask])
+    edits: Mapping[int, LogitEdits] = field(default_factory=dict[int, LogitEdits])
+
+    @classmethod
+    def of(cls, rows: Sequence[SamplingRow]) -> SamplingRows:
+        return cls(
+            packed_options([row.params for row in rows], [row.seed for row in rows]),
+            np.array([row.position for row in rows], np.int64),
+            {index: row.mask for index, row in enumerate(rows) if row.mask is not None},
+            {index: row.edits for index, row in enumerate(rows) if row.edits is not None},
+        )
+
+
+def packed_options(params: Sequence[ResolvedParams], seeds: Sequence[int]) -> Ints:
+    """Return the sampling options of sequences (OPTIONS, sequences): the bits of the temperature, the seed, top_k, and
+    the bits of top_p, min_p and typical_p."""
+    packed = np.empty((OPTIONS, len(params)), np.int64)
+    packed[0] = _bits([one.temperature for one in params])
+    packed[1] = np.array([seed % WORD for seed in seeds], dtype=np.uint64).view(np.int64)
+    packed[2] = [one.top_k for one in params]
+    packed[3] = _bits([one.top_p for one in params])
+    packed[4] = _bits([one.min_p for one in params])
+    packed[5] = _bits([one.typical_p for one in params])
+    return packed
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
     """Sample one token per row (`sample_on_device`) and wait for the result."""
-    return sample_on_device(logits, rows).tolist()
+    return sample_on_device(logits, SamplingRows.of(rows)).tolist()
 
 
-def sample_on_device(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+def sample_on_device(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Sample one token per row of `logits` (rows, vocab) float32, into (rows,) int64 on the same device.
 
     Rows at temperature 0 take the argmax. Does not modify `logits` and does not wait for the device.
     """
-    edits = [(index, row.edits) for index, row in enumerate(rows) if row.edits is not None]
-    if edits:  # edits may come before the mask: editing a masked token has no effect
+    if rows.edits:  # edits may come before the mask: editing a masked token has no effect
         logits = logits.clone()
-        apply_edits_(logits, _flat(edits, logits.device))
-    if not logits.is_cuda and all(row.params.temperature < MIN_TEMPERATURE and row.mask is None for row in rows):
+        apply_edits_(logits, _flat(rows.edits, logits.device))
+    if not logits.is_cuda and not rows.masks and (rows.options[0].view(np.float64) < MIN_TEMPERATURE).all():
         return logits.argmax(dim=-1)
     return sample_rows(logits, sampling_of(rows, logits.shape[1], logits.device))
 
@@ -83,24 +141,15 @@ def _scores(logits: Tensor, chosen: Tensor, num_top: int) -> Tensor:
     return torch.cat((picked[:, None].double(), ids.double(), values.double()), dim=1)
 
 
-def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Sampling:
-    """Pack the sampling options of all rows, except logit edits, into columns on `device`."""
-    params = [row.params for row in rows]
-    staged, columns = _columns(7, len(rows), np.int64)
-    columns[0] = _bits([one.temperature for one in params])
-    columns[1] = np.array([row.seed % WORD for row in rows], dtype=np.uint64).view(np.int64)
-    columns[2] = [row.position for row in rows]
-    columns[3] = [one.top_k for one in params]
-    columns[4] = _bits([one.top_p for one in params])
-    columns[5] = _bits([one.min_p for one in params])
-    columns[6] = _bits([one.typical_p for one in params])
-    temperatures, seeds, positions, top_k, *shares = to_device(staged, device)[:, : len(rows)].unbind()
+def sampling_of(rows: SamplingRows, vocabulary: int, device: torch.device) -> Sampling:
+    """Pack the sampling parameters of all rows, except logit edits, into columns on `device`."""
+    number = len(rows.positions)
+    staged, columns = _columns(OPTIONS + 1, number, np.int64)
+    columns[:OPTIONS], columns[OPTIONS] = rows.options, rows.positions
+    temperatures, seeds, top_k, *shares, positions = to_device(staged, device)[:, :number].unbind()
     top_p, min_p, typical_p = (share.view(torch.float64) for share in shares)
-    by_rank, by_mass, by_share = (
-        any(one.top_k > 0 for one in params),
-        any(one.top_p < 1 for one in params),
-        any(one.min_p > 0 for one in params),
-    )
+    masses, least_shares, typical_shares = rows.options[3:].view(np.float64)
+    by_rank, by_mass, by_share = (rows.options[2] > 0).any(), (masses < 1).any(), (least_shares > 0).any()
     truncation = Truncation(
         top_k.to(torch.int32) if by_rank else None, top_p if by_mass else None, min_p if by_share else None
     )
@@ -110,7 +159,7 @@ def sampling_of(rows: Sequence[SamplingRow], vocabulary: int, device: torch.devi
         positions,
         truncation if by_rank or by_mass or by_share else None,
         _mask(rows, vocabulary, device),
-        typical_p if any(one.typical_p < 1 for one in params) else None,
+        typical_p if (typical_shares < 1).any() else None,
     )
 
 
@@ -127,23 +176,22 @@ def _bits(values: Sequence[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]
     return np.array(values, dtype=np.float64).view(np.int64)
 
 
-def _mask(rows: Sequence[SamplingRow], vocabulary: int, device: torch.device) -> Tensor | None:
-    if all(row.mask is None for row in rows):
+def _mask(rows: SamplingRows, vocabulary: int, device: torch.device) -> Tensor | None:
+    if not rows.masks:
         return None
-    words = np.full((len(rows), -(-vocabulary // 32)), -1, dtype=np.int32)
-    for index, row in enumerate(rows):
-        if row.mask is not None:
-            words[index] = row.mask[: words.shape[1]]
+    words = np.full((len(rows.positions), -(-vocabulary // 32)), -1, dtype=np.int32)
+    for index, mask in rows.masks.items():
+        words[index] = mask[: words.shape[1]]
     return to_device(torch.from_numpy(words), device)
 
 
-def _flat(edits: Sequence[tuple[int, LogitEdits]], device: torch.device) -> FlatEdits:
+def _flat(edits: Mapping[int, LogitEdits], device: torch.device) -> FlatEdits:
     """Flatten the edits of all rows, each with its row index."""
-    indices = np.repeat([index for index, _ in edits], [len(edit.token_ids) for _, edit in edits])
+    indices = np.repeat(list(edits), [len(edit.token_ids) for edit in edits.values()])
     staged, columns = _columns(4, len(indices), np.int32)
     columns[0] = indices
-    columns[1] = np.concatenate([edit.token_ids for _, edit in edits])
-    columns[2] = np.concatenate([edit.divisors for _, edit in edits]).view(np.int32)
-    columns[3] = np.concatenate([edit.offsets for _, edit in edits]).view(np.int32)
+    columns[1] = np.concatenate([edit.token_ids for edit in edits.values()])
+    columns[2] = np.concatenate([edit.divisors for edit in edits.values()]).view(np.int32)
+    columns[3] = np.concatenate([edit.offsets for edit in edits.values()]).view(np.int32)
     rows, token_ids, divisors, offsets = to_device(staged, device)[:, : len(indices)].unbind()
     return FlatEdits(rows, token_ids, divisors.view(torch.float32), offsets.view(torch.float32))

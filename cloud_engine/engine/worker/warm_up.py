@@ -21,10 +21,9 @@ from ....protocol.sampling import ResolvedParams
 from ....text.logit_edits import LogitEditor
 from ...models.decoder import Decoder
 from ..config import MAX_DRAFT_TOKENS, EngineConfig
-from ..types.sampling_row import SamplingRow
 from .cuda_graphs import GraphLimits
 from .model_runner import Chunk, Runner
-from .sampler import log_probabilities, sample
+from .sampler import SamplingRow, log_probabilities, sample
 
 _LOG = logging.getLogger(__name__)
 _MAX_ROWS = 512  # maximum rows to warm up sampling for; only two variants handle more, and both compile quickly

@@ -4,33 +4,29 @@ A step can be launched while the result of the step before it is unread. Its inp
 taken from that step on the device (`LaunchedStep.unread`).
 """
 
-# torch leaves `Tensor.tolist` untyped
+# torch leaves `from_numpy` and `tolist` untyped
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from ....kernels.attention.types import QuerySpan
+from ....kernels.attention.ragged_batch import Ints, RaggedBatch, repeated
 from ....protocol.errors import EngineError
 from ....text.grammars.state import Mask
+from ....text.logit_edits import LogitEdits
 from ..step import DraftProposal, StepPlan, StepResult, StepSampling
 from ..types.outputs import TokenLogprob
-from ..types.pooling import MeanPool
-from ..types.sampling_row import RowOf, SamplingRow
-from ..types.slot_state import SlotState
-from .host_device_copy import HostCopy, to_device
-from .launched_step import LaunchedPart, LaunchedStep
-from .model_runner import Chunk, Runner
-from .prompt_logprobs import score_prompts
-from .sampler import UnreadLogprobs, sample_on_device
+from .devices import HostCopy, to_device
+from .launched_step import NO_DRAFT, LaunchedStep, score_prompts
+from .model_runner import ForwardBatch, Runner
+from .sampler import SamplingRow, SamplingRows, UnreadLogprobs, sample_on_device
+from .slots import CONSTRAINED, EDITED, EMBEDDED, REPORTED, SCORED, RowOf, Slots, SlotState
 
 #: Runs the drafters over sequences, which they fill with draft tokens (`Speculator.propose`).
 Propose = Callable[[Sequence[SlotState], RowOf], None]
@@ -38,110 +34,115 @@ Propose = Callable[[Sequence[SlotState], RowOf], None]
 MaskAfter = Callable[[int, Sequence[int]], Mask | None]
 
 
+_NONE = np.zeros(0, np.int64)
+
+
 class Worker:
     """Executes each plan by `launch`, `sample` and `read`. The next plan may be launched before `read`."""
 
-    def __init__(self, runner: Runner, propose: Propose) -> None:
+    def __init__(self, runner: Runner, propose: Propose, new_slots: Callable[[], Slots]) -> None:
         self.runner = runner
         self._propose = propose
-        self._states: dict[int, SlotState] = {}
-        self._slots: list[int] = []
-        self._batch: list[SlotState] = []  # sequences of `_slots`, the last launched step's
+        self._new_slots = new_slots
+        self.slots = new_slots()
         self._launched: deque[LaunchedStep] = deque()  # unread steps: at most two
 
     def reset(self) -> None:
         """Drop all sequences and steps, after a failed step."""
-        self._states, self._slots, self._batch, self._launched = {}, [], [], deque()
+        self.slots, self._launched = self._new_slots(), deque()
 
     def launch(self, plan: StepPlan, mask_after: MaskAfter) -> dict[int, DraftProposal]:
         """Apply the plan's changes, run the drafters, and launch the forward pass. Returns the drafts by slot."""
         self._apply(plan)
-        if plan.new or plan.slots != self._slots:
-            self._slots, self._batch = plan.slots, [self._states[slot] for slot in plan.slots]
-        other_states = self._batch[plan.num_decodes :]
-        proposals = self._draft(plan, other_states, mask_after) if other_states else {}
-        self._launched.append(self._forward(self._batch, plan.num_decodes))
+        slots, counts = np.array(plan.slots, np.int64), np.array(plan.counts, np.int64)
+        num_drafts, proposals = self._draft(plan, slots, counts, mask_after)
+        self._launched.append(self._forward(slots, counts, num_drafts))
         return proposals
 
     def sample(self, sampling: StepSampling) -> None:
         """Sample the tokens of the last launched step. The step before it has been read.
 
         Raises EngineError if a constrained row has no mask."""
-        step = self._launched[-1]
-        rows = [_row(state, (), None) for state in step.decodes]
-        kept: list[int] = []  # indices of the logits to sample from
-        num_logits = len(rows)
-        for part in step.parts:
-            part.first_row = len(rows)
-            masks = _masks(part, sampling)
-            rows += [_row(part.state, part.draft_ids[:number], mask) for number, mask in enumerate(masks)]
-            kept += range(num_logits, num_logits + len(masks))
-            num_logits += part.num_samples
-            part.num_samples = len(masks)
-        logits = step.logits
-        if len(rows) < len(logits):
-            chosen = [*range(len(step.decodes)), *kept]
-            logits = logits[to_device(torch.tensor(chosen, dtype=torch.int64), logits.device)]
-        step.sampled_by(sample_on_device(logits, rows))
-        reported = [part for part in step.parts if part.state.sequence.params.logprobs is not None]
-        step.logprobs = _logprobs(logits, step.sampled, reported)
+        step, slots = self._launched[-1], self.slots
+        masks = self._masks(step, sampling)
+        sequence, number = step.sequence, step.number
+        rows = SamplingRows(
+            slots.options[:, step.slots[sequence]],
+            slots.num_known[step.slots][sequence] + number,
+            masks,
+            self._edits(step),
+        )
+        step.sampled_by(sample_on_device(step.logits, rows))
+        step.logprobs = self._logprobs(step)
 
     def read(self, plan: StepPlan) -> StepResult:
         """Wait for the earliest unread step, accept drafts and append the new tokens to the sequences."""
-        step = self._launched.popleft()
-        sampled, num_decodes = step.read(), len(step.decodes)
-        for state, token in zip(step.decodes, sampled, strict=False):
-            state.token_ids.append(token)
-        if not step.parts:
-            return StepResult(plan.id, plan.counts, sampled)
-        counts, tokens = [1] * num_decodes, sampled[:num_decodes]
-        logprobs: dict[int, list[TokenLogprob]] = {}
-        draft_computed: dict[int, int] = {}
-        scores = iter(step.logprobs.read() if step.logprobs is not None else ())
-        for part in step.parts:
-            state, row = part.state, part.first_row
-            new = _accepted(part.draft_ids, sampled[row : row + part.num_samples])
-            if (wanted := state.sequence.params.logprobs) is not None and part.num_samples:
-                looked_up = list(islice(scores, part.num_samples))
-                logprobs[state.sequence.slot] = [
-                    TokenLogprob(score.logprob, score.top[:wanted]) for score in looked_up[: len(new)]
-                ]
-            state.num_computed_tokens -= len(part.draft_ids) - max(0, len(new) - 1)
-            state.token_ids += new
-            computed = min(state.num_computed_tokens, len(state.token_ids))
-            state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, computed)
-            if state.num_draft_computed_tokens:
-                draft_computed[state.sequence.slot] = state.num_draft_computed_tokens
-            counts.append(len(new))
-            tokens += new
+        step, slots = self._launched.popleft(), self.slots
+        tokens, accepted = step.read()
+        counts, sequence, number, new = step.num_samples, step.sequence, step.number, np.array(tokens, np.int64)
+        if accepted is not None:
+            counts = np.minimum(counts, accepted + 1)
+            kept = number < counts[sequence]
+            sequence, number, new = sequence[kept], number[kept], new[kept]
+            tokens = new.tolist()
+            slots.num_computed[step.slots] -= (step.num_drafts - accepted) * step.live
+        live = step.live[sequence]  # other slots may have new sequences
+        of_row = step.slots[sequence[live]]
+        slots.tokens[of_row, slots.num_known[of_row] + number[live]] = new[live]
+        slots.num_known[step.slots] += counts * step.live
+        draft_computed = self._draft_computed(step, plan.num_decodes)
         prompt_scores = {slot: each.read() for slot, each in step.prompt_scores.items()}
         embeddings = {slot: each.tolist() for slot, each in step.embeddings.items()}
-        return StepResult(plan.id, counts, tokens, logprobs, prompt_scores, embeddings, draft_computed)
+        logprobs = self._read_logprobs(step, counts)
+        return StepResult(plan.id, counts.tolist(), tokens, logprobs, prompt_scores, embeddings, draft_computed)
 
     def _apply(self, plan: StepPlan) -> None:
         """Apply the plan's changes to the slots."""
-        for slot in plan.ended:
-            del self._states[slot]
+        if plan.ended:
+            self.slots.end(plan.ended)
+            for step in self._launched:
+                step.drop(plan.ended)
         for sequence in plan.new:
-            self._states[sequence.slot] = SlotState(sequence, MeanPool() if sequence.embed else None)
+            self.slots.begin(sequence)
         for new in plan.new_blocks:
-            self._states[new.slot].block_table[new.start :] = array("q", new.blocks)
+            self.slots.blocks[new.slot, new.start : new.start + len(new.blocks)] = new.blocks
 
     def _draft(
-        self, plan: StepPlan, other_states: Sequence[SlotState], mask_after: MaskAfter
-    ) -> dict[int, DraftProposal]:
-        """Set what the plan's step computes of `other_states`, and run the drafters."""
+        self, plan: StepPlan, slots: Ints, counts: Ints, mask_after: MaskAfter
+    ) -> tuple[Ints, dict[int, DraftProposal]]:
+        """Run the drafters, and write all draft tokens after the tokens to compute. Returns their numbers, and the
+        proposals."""
+        held, num_drafts = self.slots, np.zeros_like(counts)
+        drafts: Mapping[int, list[int]] = plan.drafts
+        proposals: dict[int, DraftProposal] = {}
+        ends = held.num_computed[slots] + counts
+        if plan.grants or (ends < held.num_known[slots]).any():
+            proposals = self._proposals(plan, slots[plan.num_decodes :], mask_after)
+            drafts = {**drafts, **{slot: proposal.token_ids for slot, proposal in proposals.items()}}
+        held.drafts = drafts
+        if drafts:
+            index = {slot: at for at, slot in enumerate(plan.slots[plan.num_decodes :], plan.num_decodes)}
+            places = [index[slot] for slot in drafts]
+            num_drafts[places] = lengths = np.array([len(token_ids) for token_ids in drafts.values()])
+            sequence, number = repeated(lengths)
+            at = np.array(places)[sequence]
+            held.tokens[slots[at], ends[at] + number] = list(chain.from_iterable(drafts.values()))
+        return num_drafts, proposals
+
+    def _proposals(self, plan: StepPlan, other_slots: Ints, mask_after: MaskAfter) -> dict[int, DraftProposal]:
+        """Run the drafters over the sequences that do more than decode. Returns the proposals by slot."""
+        other_states = [self.slots.states[slot] for slot in other_slots.tolist()]
         for state, count in zip(other_states, plan.counts[plan.num_decodes :], strict=True):
             slot = state.sequence.slot
-            state.num_tokens, state.draft_ends = count, False
-            state.draft_ids += plan.drafts.get(slot, ())
             grant = plan.grants.get(slot)
+            state.num_tokens, state.draft_ids, state.draft_ends = count, list(plan.drafts.get(slot, ())), False
             state.drafter, state.num_drafts = (None, 0) if grant is None else (grant.drafter, grant.num_drafts)
 
         def row_of(state: SlotState, num_drafts: int) -> SamplingRow:
-            draft_ids = state.draft_ids[:num_drafts]
-            sequence = state.sequence
-            return _row(state, draft_ids, mask_after(sequence.slot, draft_ids) if sequence.is_constrained else None)
+            draft_ids, sequence = state.draft_ids[:num_drafts], state.sequence
+            mask = mask_after(sequence.slot, draft_ids) if sequence.is_constrained else None
+            position = state.num_known_tokens + len(draft_ids)
+            return SamplingRow(sequence.seed, position, sequence.params, state.edits(draft_ids), mask)
 
         self._propose([state for state in other_states if not state.sequence.embed], row_of)
         return {
@@ -150,74 +151,119 @@ class Worker:
             if state.drafter
         }
 
-    def _forward(self, batch: Sequence[SlotState], num_decodes: int) -> LaunchedStep:
+    def _forward(self, slots: Ints, counts: Ints, num_drafts: Ints) -> LaunchedStep:
         """Launch the forward pass, and advance the sequences as if all drafts were accepted."""
-        decodes, other_states = batch[:num_decodes], batch[num_decodes:]
-        unread = self._launched[-1].unread(batch) if self._launched else None
-        if not other_states:
-            spans = [QuerySpan(state.num_computed_tokens, 1, state.block_table) for state in decodes]
-            token_ids = torch.tensor([state.token_ids[-1] for state in decodes], dtype=torch.int64)
-            logits = self.runner.run_decodes(spans, token_ids, unread)
-            for state in decodes:
-                state.num_computed_tokens += 1
-            return LaunchedStep(decodes, [], logits)
-        logits = self.runner.run([_chunk(state) for state in batch], unread)
-        logits, scores = score_prompts(batch, logits)
-        parts = [LaunchedPart(state, state.draft_ids, state.num_samples) for state in other_states]
-        embeddings = {
-            state.sequence.slot: HostCopy(state.pool.vector())
-            for state in other_states
-            if state.pool is not None and state.is_caught_up
+        held = self.slots
+        unread = self._launched[-1].unread(slots, len(held.num_known)) if self._launched else None
+        start, rows = held.num_computed[slots], counts + num_drafts
+        ends = start + counts
+        samples = np.where(ends >= held.num_known[slots], 1 + num_drafts, 0)
+        embedded = held.with_need(EMBEDDED, slots)
+        complete = [state for at, state in embedded if samples[at]]
+        samples[[at for at, _ in embedded]] = 0
+        scored, scores = held.with_need(SCORED, slots), np.zeros_like(samples)
+        for at, state in scored:
+            scores[at] = state.num_prompt_scores(int(start[at]), int(ends[at]))
+        batch = RaggedBatch.in_tables(
+            start, rows, slots * held.blocks.shape[1], held.blocks.reshape(-1), held.block_size
+        )
+        sequence, number = batch.row_places
+        token_ids = held.tokens[slots[sequence], batch.positions()].astype(np.int64)
+        drafts = np.append(token_ids[1:], NO_DRAFT)
+        drafts[batch.first_row[1:] - 1] = NO_DRAFT  # the last row of each sequence
+        logit_rows: Ints | None = None
+        if not np.array_equal(samples, rows):  # tokens of prompts have no logits
+            logit_rows = np.flatnonzero(number >= (rows - samples - scores)[sequence])
+            sampled_rows = np.flatnonzero(number >= (rows - samples)[sequence])
+            sequence, drafts = sequence[sampled_rows], drafts[sampled_rows]
+            number = number[sampled_rows] - (rows - samples)[sequence]
+        logits = self.runner.compute(ForwardBatch(batch, torch.from_numpy(token_ids), logit_rows, embedded), unread)
+        logits, prompt_scores = score_prompts(scored, logits, scores, samples)
+        held.num_computed[slots] += rows
+        return LaunchedStep(
+            slots,
+            num_drafts,
+            samples,
+            drafts,
+            sequence,
+            number,
+            logits,
+            prompt_scores,
+            {state.sequence.slot: HostCopy(state.embedding()) for state in complete},
+        )
+
+    def _draft_computed(self, step: LaunchedStep, num_decodes: int) -> dict[int, int]:
+        """Return how many tokens the draft model has computed of the sequences that do more than decode, by slot."""
+        computed: dict[int, int] = {}
+        for slot in step.slots[num_decodes:][step.live[num_decodes:]].tolist():
+            state = self.slots.states[slot]
+            if state.num_draft_computed_tokens:
+                known = min(state.num_computed_tokens, state.num_known_tokens)
+                computed[slot] = state.num_draft_computed_tokens = min(state.num_draft_computed_tokens, known)
+        return computed
+
+    def _masks(self, step: LaunchedStep, sampling: StepSampling) -> dict[int, Mask]:
+        """Return the grammar masks by row. Rows after a mask's end are not sampled.
+
+        Raises EngineError if masks are missing: no row is sampled unmasked."""
+        slots = self.slots
+        constrained = [
+            (at, state.sequence.slot) for at, state in slots.with_need(CONSTRAINED, step.slots) if step.num_samples[at]
+        ]
+        if not constrained:
+            return {}
+        allowed: dict[int, list[bytes | None]] = {}
+        for at, slot in constrained:
+            allowed[at] = [] if slot in sampling.dropped else sampling.masks.get(slot) or []
+            if not allowed[at] and slot not in sampling.dropped:
+                raise EngineError(f"Step {sampling.id} has no grammar mask for slot {slot}.")
+        step.cut({at: len(masks) for at, masks in allowed.items()})
+        first_row = step.first_row
+        return {
+            int(first_row[at]) + number: np.frombuffer(mask, np.int32)
+            for at, masks in allowed.items()
+            for number, mask in enumerate(masks)
+            if mask is not None
         }
-        for state in decodes:
-            state.num_computed_tokens += 1
-        for state in other_states:
-            state.num_computed_tokens += state.num_tokens + len(state.draft_ids)
-            state.num_tokens, state.unread_drafts, state.draft_ids = 1, state.draft_ids, []
-        return LaunchedStep(decodes, parts, logits, scores, embeddings)
 
+    def _edits(self, step: LaunchedStep) -> dict[int, LogitEdits]:
+        """Return the logit edits by row."""
+        slots, edits = self.slots, dict[int, LogitEdits]()
+        edited = slots.with_need(EDITED, step.slots)
+        first_row = step.first_row if edited else step.slots
+        for at, state in edited:
+            first, number = int(first_row[at]), int(step.num_samples[at])
+            drafts: list[int] = step.drafts[first : first + max(0, number - 1)].tolist()
+            for row in range(number):
+                if (edit := state.edits(drafts[:row])) is not None:
+                    edits[first + row] = edit
+        return edits
 
-def _row(state: SlotState, draft_ids: Sequence[int], mask: Mask | None) -> SamplingRow:
-    """Return the sampling parameters of the token after `draft_ids`."""
-    sequence = state.sequence
-    edits = None if state.editor is None else state.edits(draft_ids)
-    return SamplingRow(sequence.seed, len(state.token_ids) + len(draft_ids), sequence.params, edits, mask)
+    def _logprobs(self, step: LaunchedStep) -> UnreadLogprobs | None:
+        """Look up the sampled tokens of the sequences that report log-probabilities, all together."""
+        slots = self.slots
+        reported = slots.with_need(REPORTED, step.slots)
+        rows = np.flatnonzero((slots.needs[step.slots] & REPORTED)[step.sequence]) if reported else _NONE
+        if not len(rows):
+            return None
+        logits, sampled = step.logits, step.sampled
+        if len(rows) < len(logits):
+            chosen = to_device(torch.from_numpy(rows), logits.device)
+            logits, sampled = logits.index_select(0, chosen), sampled.index_select(0, chosen)
+        step.reported = {at: (state.sequence.slot, state.sequence.params.logprobs or 0) for at, state in reported}
+        return UnreadLogprobs(logits, sampled, max(wanted for _, wanted in step.reported.values()))
 
-
-def _masks(part: LaunchedPart, sampling: StepSampling) -> Sequence[Mask | None]:
-    """Return the mask of each row to sample. Raises EngineError if masks are missing: no row is sampled unmasked."""
-    sequence = part.state.sequence
-    if not sequence.is_constrained or not part.num_samples:
-        return [None] * part.num_samples
-    if sequence.slot in sampling.dropped:
-        return []
-    masks = sampling.masks.get(sequence.slot)
-    if not masks:
-        raise EngineError(f"Step {sampling.id} has no grammar mask for slot {sequence.slot}.")
-    return [None if mask is None else np.frombuffer(mask, np.int32) for mask in masks]
-
-
-def _chunk(state: SlotState) -> Chunk:
-    """Return the tokens to compute. If the first is unread, its place is held by another token."""
-    start = state.num_computed_tokens
-    token_ids = state.token_ids[start : start + state.num_tokens] or state.token_ids[-1:]
-    num_logits = state.num_prompt_scores + state.num_samples
-    return Chunk(token_ids + state.draft_ids, start, state.block_table, num_logits, state.pool)
-
-
-def _accepted(draft_ids: Sequence[int], sampled: list[int]) -> list[int]:
-    """Return the accepted drafts, which equal the `sampled` tokens, and the model's own next token."""
-    verified = draft_ids[: max(0, len(sampled) - 1)]
-    agreed = next((index for index, token in enumerate(verified) if token != sampled[index]), len(verified))
-    return sampled[: agreed + 1]
-
-
-def _logprobs(logits: Tensor, sampled: Tensor, reported: Sequence[LaunchedPart]) -> UnreadLogprobs | None:
-    """Look up the sampled tokens of the `reported` sequences, all together."""
-    rows = [row for part in reported for row in range(part.first_row, part.first_row + part.num_samples)]
-    if not rows:
-        return None
-    if len(rows) < len(logits):
-        chosen = to_device(torch.tensor(rows), logits.device)
-        logits, sampled = logits[chosen], sampled[chosen]
-    return UnreadLogprobs(logits, sampled, max(part.state.sequence.params.logprobs or 0 for part in reported))
+    def _read_logprobs(self, step: LaunchedStep, counts: Ints) -> dict[int, list[TokenLogprob]]:
+        """Return the log-probabilities of the new tokens, `counts` of each sequence, by slot."""
+        if step.logprobs is None:
+            return {}
+        scores, start = step.logprobs.read(), 0
+        most = max(wanted for _, wanted in step.reported.values())
+        logprobs: dict[int, list[TokenLogprob]] = {}
+        for at, (slot, wanted) in step.reported.items():
+            kept = scores[start : start + int(counts[at])]
+            logprobs[slot] = (
+                kept if wanted == most else [TokenLogprob(score.logprob, score.top[:wanted]) for score in kept]
+            )
+            start += int(step.num_samples[at])
+        return logprobs

@@ -16,8 +16,9 @@ from updraft.bench.engine import measure as engine
 from updraft.bench.engine import speed as engine_speed
 from updraft.bench.engine.ceilings import matmul_flops, memory_bandwidth
 from updraft.bench.engine.driving import engine_config, make_engine
+from updraft.bench.engine.host import scheduler_microseconds
 from updraft.bench.engine.measure import CB_SETTINGS, GROUPS, EngineBenchOptions, measure
-from updraft.bench.engine.scheduling import scheduler_microseconds, step_rows
+from updraft.bench.engine.scheduling import step_rows
 from updraft.bench.engine.shapes import SHAPES, random_model, shape_config
 from updraft.bench.engine.speculation import draft_of
 from updraft.bench.engine.speed import DTYPES
@@ -25,8 +26,8 @@ from updraft.bench.shared.workload import Workload, WorkloadRequest
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
-from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
-from updraft.cloud_engine.engine.types.slot_state import SlotState
+from updraft.cloud_engine.engine.worker.sampler import SamplingRow
+from updraft.cloud_engine.engine.worker.slots import SlotState
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.planning.step_time import MAX_ROW_COSTS, StepTimeModel
 from updraft.embedded import pocket
@@ -65,7 +66,7 @@ def little(monkeypatch: pytest.MonkeyPatch) -> Workload:
     monkeypatch.setattr(step_times, "_ROUNDS", 1)
     monkeypatch.setattr(host, "ROWS", HOST_ROWS)
     monkeypatch.setattr(host, "CONTEXTS", HOST_CONTEXTS)
-    monkeypatch.setattr(engine, "scheduler_microseconds", lambda: scheduler_microseconds(64, rounds=1))
+    monkeypatch.setattr(host, "scheduler_microseconds", lambda: scheduler_microseconds(8))
     monkeypatch.setattr(speculation, "_BLOCK_S", 0.05)
     monkeypatch.setattr(speculation, "_BLOCKS", 4)
     monkeypatch.setattr(speculation, "_ORACLE_SHAPE", "pocket")

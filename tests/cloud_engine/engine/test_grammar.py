@@ -153,13 +153,13 @@ def test_a_prediction_that_fits_is_accepted_and_what_breaks_the_grammar_is_not_v
     steps = engine.stats().steps
     assert steps <= 2
     computed: list[int] = []
-    compute = engine._worker.runner.run
+    compute = engine._worker.runner.compute
 
-    def counting(chunks: Any, unread: Any = None) -> Any:
-        computed.extend(len(chunk.token_ids) for chunk in chunks)
-        return compute(chunks, unread)
+    def counting(batch: Any, unread: Any = None) -> Any:
+        computed.extend(span.length for span in batch.sequences.spans)
+        return compute(batch, unread)
 
-    monkeypatch.setattr(engine._worker.runner, "run", counting)
+    monkeypatch.setattr(engine._worker.runner, "compute", counting)
     broken = run(engine, [request("r", regex(text), draft=tokenizer.encode("abcabc, and more that is in vain"))])[0]
     assert tokenizer.decode(broken.token_ids) == text
     fitting = broken.stats.accepted_prediction_tokens

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from plain_sampling import plain_edits
-from updraft.cloud_engine.engine.types.slot_state import SlotState
+from updraft.cloud_engine.engine.worker.slots import SlotState
 
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": -0.2, "min_tokens": 5}
 
@@ -25,7 +25,8 @@ def test_edits_are_those_of_the_tokens_before(
 
     def checked(self: SlotState, draft_ids: Any) -> Any:
         edits, sequence = plain(self, draft_ids), self.sequence
-        prompt, answer = self.token_ids[: sequence.num_prompt_tokens], self.token_ids[sequence.num_prompt_tokens :]
+        known, number = self.token_ids.tolist(), sequence.num_prompt_tokens
+        prompt, answer = known[:number], known[number:]
         wanted = plain_edits(sequence.params, prompt, answer + list(draft_ids), sequence.end_ids)
         assert edits is not None and wanted is not None
         logits = np.random.default_rng(0).standard_normal(97).astype(np.float32)

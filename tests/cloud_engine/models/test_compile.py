@@ -10,9 +10,8 @@ import msgspec
 import pytest
 import torch
 from decoder_reference import SHAPES, random_tokens, reference_model
-from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
-from updraft.cloud_engine.engine.worker.sampler import sample
+from updraft.cloud_engine.engine.worker.sampler import SamplingRow, sample
 from updraft.cloud_engine.models.compile import compile_decoder
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.layers import TokenEmbedding

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from attention_reference import attend_reference
@@ -66,6 +67,7 @@ class Batch:
                 slot = span.block_table[position // block], position % block
                 self.cache[0][slot] = torch.randn(2 * self.kv_heads, dim)
         self.num_rows = len(self.slots)
+        self.batch: RaggedBatch | None = None  # None: a batch of the spans
         self.projected = torch.randn(self.num_rows, self.heads + 2 * self.kv_heads, dim)
 
     def attend(
@@ -82,7 +84,8 @@ class Batch:
         )
 
     def on(self, implementation: type[TorchAttention | NativeAttention], cache: Tensor) -> Attention:
-        shared, batch = self.heads // self.kv_heads, RaggedBatch.of(self.spans, self.num_rows, cache.shape[3])
+        shared = self.heads // self.kv_heads
+        batch = self.batch or RaggedBatch.of(self.spans, self.num_rows, cache.shape[3])
         if implementation is NativeAttention:
             return NativeAttention(in_words(cache), batch, group_size=shared)
         return TorchAttention(cache, batch, group_size=shared)
@@ -157,6 +160,28 @@ def test_any_batch_in_c(chunks: Chunks, window: int) -> None:
     torch.manual_seed(len(chunks))
     batch, layer = Batch(chunks, heads=(6, 2)), LayerAttention(0, 0.2, window or None)
     torch.testing.assert_close(batch.attend(NativeAttention, layer), batch.expected(layer), rtol=2e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("chunks", BATCHES)
+def test_tables_may_be_rows_of_a_larger_array(implementation: type[TorchAttention], chunks: Chunks) -> None:
+    """In any order, beside tables of other sequences, and with unused entries."""
+    torch.manual_seed(0)
+    batch, layer = Batch(chunks), LayerAttention(0, 0.3)
+    expected, together = batch.attend(implementation, layer), RaggedBatch.of(batch.spans, batch.num_rows, BLOCK)
+    places = torch.randperm(len(chunks) + 3)[: len(chunks)].numpy()
+    tables = np.zeros((len(chunks) + 3, 3 + max(len(span.block_table) for span in batch.spans)), np.int32)
+    for place, span in zip(places, batch.spans, strict=True):
+        tables[place, : len(span.block_table)] = span.block_table
+    position, rows = np.array(chunks).T
+    apart = RaggedBatch.in_tables(position, rows, places * tables.shape[1], tables.reshape(-1), BLOCK)
+    batch.batch = apart
+    assert torch.equal(batch.attend(implementation, layer), expected)
+    assert apart.slots().tolist() == together.slots().tolist() and apart.spans == together.spans
+    packed, padded = apart.packed(), apart.padded(batch.num_rows + 2)
+    assert packed.blocks.tolist() == together.blocks.tolist() and (packed.table == together.packed().table).all()
+    assert padded.slots().tolist() == [*together.slots().tolist(), -1, -1]
+    assert padded.positions().tolist() == [*together.positions().tolist(), -2, -1]
 
 
 @needs_c

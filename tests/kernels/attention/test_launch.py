@@ -15,6 +15,7 @@ from updraft.kernels.attention.launch import (
     split_lengths,
 )
 from updraft.kernels.attention.metadata import AttentionPlanner, GraphMetadata, plan_attention
+from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.types import QuerySpan
 from updraft.protocol.errors import ConfigurationError
 
@@ -127,7 +128,7 @@ def test_work_covers_every_query_and_key_once(multiprocessors: int) -> None:
     """And slots, blocks and merges say what the spans say."""
     shape = AttentionShape(6, 2, head_dim=64, block_size=16)
     spans = [QuerySpan(700, 3, range(100, 150)), QuerySpan(0, 0, []), QuerySpan(5, 90, range(200, 206))]
-    plan = plan_attention(spans, 100, shape, attention_launch(shape, 90), multiprocessors)
+    plan = plan_attention(RaggedBatch.of(spans, 100, 16), shape, attention_launch(shape, 90), multiprocessors)
     visits = np.zeros((100, 703), dtype=np.int64)
     partial = np.zeros(plan.partial_rows, dtype=np.int64)
     for table, row, rows, position, first, end, place, _ in plan.work.tolist():
@@ -153,7 +154,7 @@ def test_work_covers_every_query_and_key_once(multiprocessors: int) -> None:
 
 def test_long_work_comes_first() -> None:
     spans = [QuerySpan(start, 1, range(100)) for start in (10, 1000, 50)]
-    plan = plan_attention(spans, 3, LLAMA_8B, attention_launch(LLAMA_8B, 1), 1)
+    plan = plan_attention(RaggedBatch.of(spans, 3, LLAMA_8B.block_size), LLAMA_8B, attention_launch(LLAMA_8B, 1), 1)
     assert plan.work[:, 1].tolist() == [1, 2, 0]
 
 

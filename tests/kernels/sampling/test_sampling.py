@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from plain_sampling import plain_sample
-from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
+from updraft.cloud_engine.engine.worker.sampler import SamplingRow
 from updraft.kernels.sampling.gumbel_noise import gumbel_noise, noise_keys, uniforms
 from updraft.kernels.sampling.launch import TILE, split_row
 from updraft.kernels.sampling.ops import sample

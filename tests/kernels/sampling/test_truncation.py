@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from plain_sampling import plain_sample
-from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
+from updraft.cloud_engine.engine.worker.sampler import SamplingRow
 from updraft.kernels.sampling.launch import TILE
 from updraft.kernels.sampling.reference import ranks, sample_reference, thresholds_reference
 from updraft.kernels.sampling.types import LOWEST_RANK, LogitRows, Sampling, Truncation

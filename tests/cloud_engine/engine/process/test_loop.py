@@ -10,8 +10,7 @@ import pytest
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.process import loop
 from updraft.cloud_engine.engine.process.loop import REPORT_EVERY_S, REPORT_WHOLE_EVERY_S, EngineLoop
-from updraft.cloud_engine.engine.process.messages import Abort, Add, Close, Command, OutputReport, Report
-from updraft.cloud_engine.engine.process.transport import CoreTransport
+from updraft.cloud_engine.engine.process.messages import Abort, Add, Close, Command, CoreTransport, OutputReport, Report
 from updraft.cloud_engine.engine.types.outputs import TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.protocol.sampling import SamplingParams

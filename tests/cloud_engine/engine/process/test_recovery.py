@@ -27,14 +27,14 @@ def is_poisoned(token_ids: Sequence[int]) -> bool:
 def poison_model(engine: Engine) -> None:
     """The forward pass of a batch with the poison fails."""
     runner = engine._worker.runner
-    healthy = runner.run
+    healthy = runner.compute
 
-    def run(chunks, unread=None):
+    def compute(batch, unread=None):
         if any(is_poisoned(item.state.request.prompt_ids) for item in engine._unread[-1].batch):
             raise RuntimeError("a kernel failed")
-        return healthy(chunks, unread)
+        return healthy(batch, unread)
 
-    runner.run = run  # type: ignore[method-assign]
+    runner.compute = compute  # type: ignore[method-assign]
 
 
 def poison_sampler(engine: Engine) -> None:
@@ -42,7 +42,7 @@ def poison_sampler(engine: Engine) -> None:
     healthy = engine._worker.sample
 
     def sample(sampling):
-        states = [state for state in engine._worker._batch if state.num_generated_tokens >= 3]
+        states = [state for state in engine._worker.slots.states.values() if state.num_generated_tokens >= 3]
         if any(is_poisoned(state.token_ids[: -state.num_generated_tokens]) for state in states):
             raise RuntimeError("the sampler failed")
         healthy(sampling)

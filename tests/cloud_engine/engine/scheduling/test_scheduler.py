@@ -34,11 +34,10 @@ from updraft.cloud_engine.engine.types.outputs import TokenOutput
 from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
-from updraft.cloud_engine.engine.types.slot_state import SlotState
 from updraft.cloud_engine.engine.worker.launched_step import UnreadInputs
-from updraft.cloud_engine.engine.worker.model_runner import Chunk
+from updraft.cloud_engine.engine.worker.model_runner import Chunk, ForwardBatch
+from updraft.cloud_engine.engine.worker.slots import Slots, SlotState
 from updraft.cloud_engine.engine.worker.worker import Worker
-from updraft.kernels.attention.types import QuerySpan
 from updraft.protocol.errors import OverloadedError
 from updraft.protocol.sampling import ResolvedParams, SamplingParams
 from updraft.text.grammars.state import Mask
@@ -122,13 +121,14 @@ class Memory:
     def watch(self, batch: Sequence[ScheduledRequest]) -> None:
         self.batch, self.starts = batch, [item.start for item in batch]
 
-    def run_decodes(
-        self, spans: Sequence[QuerySpan], token_ids: torch.Tensor, unread: UnreadInputs | None
-    ) -> torch.Tensor:
-        chunks = [
-            Chunk([token], span.start, span.block_table, 1)
-            for span, token in zip(spans, token_ids.tolist(), strict=True)
-        ]
+    def compute(self, batch: ForwardBatch, unread: UnreadInputs | None) -> torch.Tensor:
+        logit_rows = set(range(len(batch.token_ids)) if batch.logit_rows is None else batch.logit_rows.tolist())
+        rows, chunks = deque(enumerate(batch.token_ids.tolist())), list[Chunk]()
+        for span in batch.sequences.spans:
+            tokens = [rows.popleft() for _ in range(span.length)]
+            num_logits = sum(row in logit_rows for row, _ in tokens)
+            chunks.append(Chunk([token for _, token in tokens], span.start, span.block_table, num_logits))
+        assert not rows and sum(chunk.num_logits for chunk in chunks) == len(logit_rows)
         return self.run(chunks, unread)
 
     def run(self, chunks: Sequence[Chunk], unread: UnreadInputs | None) -> torch.Tensor:
@@ -225,7 +225,7 @@ class Simulation(RuleBasedStateMachine):
         self.engine: Any = object.__new__(Watched)
         self.engine._recorder, self.engine._unread, self.engine.watch = None, deque(), self.watch
         self.engine._scheduler, self.engine._outputs, self.engine._speculator = self.scheduler, self.answers, speculator
-        self.engine._worker = Worker(self.memory, self.propose)  # type: ignore[arg-type]
+        self.engine._worker = Worker(self.memory, self.propose, lambda: Slots(BATCH, 64 * BLOCK, BLOCK))  # type: ignore[arg-type]
         self.generated: dict[tuple[str, int], list[int]] = {}
         self.longest: dict[str, tuple[int, int]] = {}  # answers to each request: as asked, and as its grammar has it
         self.names = 0

@@ -10,11 +10,10 @@ from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.kv.sizing import KVCacheSize
 from updraft.cloud_engine.engine.speculation import draft_model
 from updraft.cloud_engine.engine.speculation.cost_table import CostTable
-from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
+from updraft.cloud_engine.engine.speculation.draft_model import DraftModel, check_same_vocabulary
 from updraft.cloud_engine.engine.speculation.draft_policy import DraftPolicy
 from updraft.cloud_engine.engine.speculation.drafter import Drafter
 from updraft.cloud_engine.engine.speculation.speculator import Speculator
-from updraft.cloud_engine.engine.speculation.vocabulary_check import check_same_vocabulary
 from updraft.cloud_engine.engine.types.draft_record import Acceptance
 from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import GenerationRequest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -19,9 +20,9 @@ from updraft.cloud_engine.engine.worker.cuda_graphs import (
     smallest_size,
 )
 from updraft.cloud_engine.engine.worker.launched_step import UnreadInputs
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.model_runner import Chunk, ForwardBatch, Runner
 from updraft.kernels.attention.ops import TritonBackend
-from updraft.kernels.attention.ragged_batch import RaggedBatch, shifted
+from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.types import QuerySpan
 
 if not torch.cuda.is_available():
@@ -96,16 +97,17 @@ def test_captured_steps_are_those_of_the_model(target) -> None:
         for step in STEPS:
             chunks = [Chunk(tokens, start, TABLES[number], len(tokens)) for number, start, tokens in step]
             spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
-            given = graphs.run(spans, torch.tensor([token for chunk in chunks for token in chunk.token_ids]))
+            batch = RaggedBatch.of(spans, sum(span.length for span in spans), 16)
+            given = graphs.run(batch, torch.tensor([token for chunk in chunks for token in chunk.token_ids]))
             torch.testing.assert_close(given, expected := runner.run(chunks), rtol=1e-4, atol=1e-5)
             # The same step, planned for the case that three drafts more are accepted than really are.
             ahead = [3 * (chunk.start == spans[-1].start) for chunk in chunks]
-            planned = shifted(spans, [-by for by in ahead])
+            planned = batch.earlier(-np.array(ahead))
             token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids])
             torch.testing.assert_close(
                 graphs.run(planned, token_ids, torch.tensor(ahead)), expected, rtol=1e-4, atol=1e-5
             )
-        too_many = [QuerySpan(24, 13, TABLES[0])]
+        too_many = RaggedBatch.of([QuerySpan(24, 13, TABLES[0])], 13, 16)
         assert graphs.run(too_many, torch.arange(13)) is None
 
 
@@ -123,9 +125,13 @@ def test_unread_tokens_and_positions_are_resolved_on_the_device(kind: str, targe
     true = [Chunk([1, 50, 51], 20, TABLES[0], 3), Chunk([2], 3, TABLES[1], 1), prompts[2]]
     planned = [replace(true[0], token_ids=[0, 50, 51], start=30), replace(true[1], token_ids=[0]), prompts[2]]
     unread = UnreadInputs([0, 1], torch.tensor([1, 2]), torch.tensor([10, 0]))
-    torch.testing.assert_close(runner.run(planned, unread), plain.run(true), rtol=1e-4, atol=1e-5)
-    spans = [QuerySpan(31, 1, TABLES[0]), QuerySpan(4, 1, TABLES[1])]
-    given = runner.run_decodes(spans, torch.tensor([0, 6]), UnreadInputs([0], torch.tensor([4]), torch.tensor([8])))
+    spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in planned]
+    token_ids = torch.tensor([token for chunk in planned for token in chunk.token_ids])
+    batch = ForwardBatch(RaggedBatch.of(spans, len(token_ids), 16), token_ids, np.array([0, 1, 2, 3, 19]))
+    torch.testing.assert_close(runner.compute(batch, unread), plain.run(true), rtol=1e-4, atol=1e-5)
+    decodes = RaggedBatch.of([QuerySpan(31, 1, TABLES[0]), QuerySpan(4, 1, TABLES[1])], 2, 16)
+    unread = UnreadInputs([0], torch.tensor([4]), torch.tensor([8]))
+    given = runner.compute(ForwardBatch(decodes, torch.tensor([0, 6])), unread)
     expected = plain.run([Chunk([4], 23, TABLES[0], 1), Chunk([6], 4, TABLES[1], 1)])
     torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
 
@@ -141,11 +147,11 @@ def test_the_runner_takes_captured_steps_where_they_fit(target) -> None:
     class Captured:
         """Replacement of `StepGraphs` for up to two rows; returns the model's own logits."""
 
-        def run(self, spans, token_ids, shift):
+        def run(self, batch, token_ids, shift):
             if len(token_ids) > 2:
                 return None
             replays.append(len(token_ids))
-            return runner.model.logits(runner._hidden(spans, token_ids, shift))[: len(token_ids)]
+            return runner.model.logits(runner._hidden(batch, token_ids, shift))[: len(token_ids)]
 
     runner._graphs = Captured()
     steps = [
@@ -156,10 +162,11 @@ def test_the_runner_takes_captured_steps_where_they_fit(target) -> None:
     for step in steps:
         torch.testing.assert_close(runner.run(step), plain.run(step))
     assert replays == [2, 2]
-    spans = [QuerySpan(6, 1, TABLES[0]), QuerySpan(2, 1, TABLES[1])]
+    sequences = RaggedBatch.of([QuerySpan(6, 1, TABLES[0]), QuerySpan(2, 1, TABLES[1])], 2, 16)
+    decodes = ForwardBatch(sequences, torch.tensor([8, 6]))
     expected = plain.run([Chunk([8], 6, TABLES[0], 1), Chunk([6], 2, TABLES[1], 1)])
-    torch.testing.assert_close(runner.run_decodes(spans, torch.tensor([8, 6])), expected)
+    torch.testing.assert_close(runner.compute(decodes), expected)
     assert replays == [2, 2, 2]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runner, "_graphs", None)
-        torch.testing.assert_close(runner.run_decodes(spans, torch.tensor([8, 6])), expected)
+        torch.testing.assert_close(runner.compute(decodes), expected)

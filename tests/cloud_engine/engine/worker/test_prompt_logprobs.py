@@ -98,15 +98,15 @@ def test_answers_of_one_request_score_its_prompt_once(reference, make_scoring, a
 def test_memory_is_bounded_by_the_chunk(make_scoring, ask, monkeypatch) -> None:
     engine = make_scoring(max_num_batched_tokens=16)
     most = 0
-    run_model = engine._worker.runner.run
+    compute = engine._worker.runner.compute
 
-    def watched(chunks: Any, unread: Any = None) -> torch.Tensor:
+    def watched(batch: Any, unread: Any = None) -> torch.Tensor:
         nonlocal most
-        logits = run_model(chunks, unread)
+        logits = compute(batch, unread)
         most = max(most, len(logits))
         return logits
 
-    monkeypatch.setattr(engine._worker.runner, "run", watched)
+    monkeypatch.setattr(engine._worker.runner, "compute", watched)
     engine.add_request(ask([PROMPTS[5]], prompt_logprobs=20)[0])
     while engine.has_work:
         engine.step()

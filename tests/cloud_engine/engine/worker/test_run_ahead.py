@@ -8,19 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
-from updraft.cloud_engine.engine.step import NewSequence
-from updraft.cloud_engine.engine.types.slot_state import SlotState
 from updraft.cloud_engine.engine.worker import launched_step
-from updraft.cloud_engine.engine.worker.host_device_copy import HostCopy
-from updraft.cloud_engine.engine.worker.launched_step import LaunchedPart, LaunchedStep
+from updraft.cloud_engine.engine.worker.devices import HostCopy
+from updraft.cloud_engine.engine.worker.launched_step import LaunchedStep
 from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.engine.worker.worker import Worker
-from updraft.protocol.sampling import ResolvedParams
+from updraft.kernels.attention.ragged_batch import repeated
 
 
 @dataclass
@@ -270,30 +269,36 @@ def test_repetitions_are_found_ahead(ahead, monkeypatch, make_engine, make_promp
 def test_a_device_knows_where_sequences_continue():
     """After their accepted drafts, with the token sampled there; a new sequence in a slot is another one."""
 
-    def new_state(slot):
-        return SlotState(NewSequence(slot, [1, 2], 1, 9, ResolvedParams(), 0, frozenset(), [0]))
-
-    decode, right, wrong, cut, new = (new_state(slot) for slot in range(5))
-    parts = [
-        LaunchedPart(right, [7, 8], 3, first_row=1),
-        LaunchedPart(wrong, [7, 8], 3, first_row=4),
-        LaunchedPart(cut, [5, 6, 9], 2, first_row=7),  # the grammar forbids the second draft
-        LaunchedPart(new_state(5), [], 0),
-    ]
-    step = LaunchedStep([decode], parts, torch.zeros(9, 1))
-    step.sampled_by(torch.tensor([3, 7, 8, 4, 7, 5, 6, 5, 2]))
-    unread = step.unread([cut, new, right, wrong, decode])
+    decode, right, wrong, cut, new, prompt = range(6)
+    drafts = np.array([-1, 7, 8, -1, 7, 8, -1, 5, 6, 9, -1])
+    step = LaunchedStep(
+        np.array([decode, right, wrong, cut, prompt]),
+        np.array([0, 2, 2, 3, 0]),
+        np.array([1, 3, 3, 4, 0]),
+        drafts,
+        *repeated(np.array([1, 3, 3, 4, 0])),
+        torch.zeros(11, 1),
+    )
+    step.cut({3: 2})  # the grammar forbids the second draft
+    assert len(step.logits) == 9
+    sampled = [3, 7, 8, 4, 7, 5, 6, 5, 2]
+    step.sampled_by(torch.tensor(sampled))
+    tokens, accepted = step.read()
+    assert tokens == sampled and accepted is not None and accepted.tolist() == [0, 2, 1, 1, 0]
+    unread = step.unread(np.array([cut, new, right, wrong, decode]), 6)
     assert unread is not None and unread.rejected is not None
     assert unread.sequences == [0, 2, 3, 4]
     assert unread.token_ids.tolist() == [2, 4, 5, 3]
     assert unread.rejected.tolist() == [2, 0, 1, 0]
     shift = unread.shift(5)
     assert shift is not None and shift.tolist() == [2, 0, 0, 1, 0]
-    plain = LaunchedStep([decode, right], [], torch.zeros(2, 1))
+    one = np.ones(2, np.int64)
+    plain = LaunchedStep(np.array([decode, right]), 0 * one, one, -one, *repeated(one), torch.zeros(2, 1))
     plain.sampled_by(torch.tensor([5, 6]))
-    unread = plain.unread([right, new])
+    unread = plain.unread(np.array([right, new]), 6)
     assert unread is not None and unread.token_ids.tolist() == [6] and unread.shift(2) is None
-    assert plain.unread([new_state(0)]) is None
+    plain.drop([decode])
+    assert plain.unread(np.array([decode]), 6) is None
 
 
 def test_a_failed_step_leaves_nothing_behind(ahead, make_engine, make_prompts, ask, run):

@@ -9,8 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
-from updraft.cloud_engine.engine.worker.sampler import log_probabilities, sample
+from updraft.cloud_engine.engine.worker.sampler import SamplingRow, log_probabilities, sample
 from updraft.protocol.sampling import ResolvedParams
 from updraft.text.logit_edits import LogitEdits
 

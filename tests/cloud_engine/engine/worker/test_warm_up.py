@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from updraft.cloud_engine.engine.types.sampling_row import SamplingRow
 from updraft.cloud_engine.engine.worker import warm_up
 from updraft.cloud_engine.engine.worker.cuda_graphs import GraphLimits
 from updraft.cloud_engine.engine.worker.model_runner import Runner
-from updraft.cloud_engine.engine.worker.sampler import _flat, sampling_of
+from updraft.cloud_engine.engine.worker.sampler import SamplingRow, SamplingRows, _flat, sampling_of
 from updraft.cloud_engine.engine.worker.warm_up import make_ready, prompt_lengths, row_counts
 from updraft.kernels.attention.launch import AttentionShape, tile_rows
 from updraft.kernels.runtime.backend import kernel_cache
@@ -44,12 +43,12 @@ def test_rows_of_all_sizes_of_kernels(vocabulary: int, multiprocessors: int) -> 
 def test_columns_begin_where_a_kernel_expects_it() -> None:
     """For another alignment Triton would compile again, in the middle of a step."""
     sampling = [ResolvedParams(temperature=0.5, top_k=4, top_p=0.5, min_p=0.1, logit_bias=((1, 1.0),))] * 3
-    rows = [SamplingRow(7, 3, params, LogitEditor(params, (), ()).edits()) for params in sampling]
+    rows = SamplingRows.of([SamplingRow(7, 3, params, LogitEditor(params, (), ()).edits()) for params in sampling])
     aligned = sampling_of(rows, 64, torch.device("cpu"))
     assert aligned.truncation is not None
     cut = aligned.truncation
     columns = [aligned.temperatures, aligned.seeds, aligned.positions, cut.top_p, cut.min_p]
-    edits = _flat([(index, row.edits) for index, row in enumerate(rows) if row.edits is not None], torch.device("cpu"))
+    edits = _flat(rows.edits, torch.device("cpu"))
     for of_one in (columns, [edits.rows, edits.token_ids, edits.divisors, edits.offsets]):
         assert all(column is not None and column.shape == (3,) for column in of_one)
         assert {(column.data_ptr() - of_one[0].data_ptr()) % 16 for column in of_one} == {0}
