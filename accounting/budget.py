@@ -83,21 +83,24 @@ class StreamTokenEstimate:
 
     # Tokens reserved for the stream.
     reserved: int
-    # Number of events with text.
+    # Number of events with text since `counted`.
     texts: int = 0
-    # Bytes of text in the events. Non-ASCII texts count double.
+    # Bytes of text in those events.
     bytes: int = 0
+    # Tokens that servers have counted before those events.
+    counted: int = 0
 
     @property
     def written(self) -> int:
-        return max(self.texts, self.bytes // _BYTES_PER_TOKEN)
+        return self.counted + max(self.texts, self.bytes // _BYTES_PER_TOKEN)
 
     @property
     def bound(self) -> int:
         """Tokens to charge if the server reports no usage: one per byte up to `reserved`, but at least `written`."""
-        return max(self.written, min(self.reserved, self.bytes))
+        return max(self.written, min(self.reserved, self.counted + self.bytes))
 
     @property
     def is_short(self) -> bool:
         """Return whether the answer exceeds its reservation in events, or twice its reservation in estimated tokens."""
-        return self.texts > self.reserved + _MARGIN_TOKENS or self.written > 2 * self.reserved + _MARGIN_TOKENS
+        least = self.counted + self.texts
+        return least > self.reserved + _MARGIN_TOKENS or self.written > 2 * self.reserved + _MARGIN_TOKENS

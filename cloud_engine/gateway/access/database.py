@@ -205,7 +205,8 @@ def _store_key(connection: sqlite3.Connection, new: NewKey, digest: bytes, by: t
         new_id("key"), new.name, new.tenant or new.name, new.scopes, new.priority, new.models, new.limits
     )
     expires_at = None if new.expires_in_days is None else now + new.expires_in_days * _DAY_S
-    if connection.execute("SELECT 1 FROM keys WHERE name = ? AND revoked_at IS NULL", (new.name,)).fetchone():
+    taken = "SELECT 1 FROM keys WHERE revoked_at IS NULL AND ? IN (id, name)"  # keys are managed by either
+    if connection.execute(taken, (new.name,)).fetchone():
         raise ConfigurationError(
             f"A key {new.name!r} already exists: rotate or revoke it, or choose another name.", param="name"
         )

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....accounting.budget import StreamTokenEstimate
 from ....accounting.ledger.reader import LedgerReader
 from ....accounting.prices import Price, PriceTable, load_prices
 from ....accounting.token_estimate import LONGEST_ANSWER
@@ -77,9 +76,8 @@ class Accounting:
         """
         reservation = await self.limiter.admit(principal, row.model, size.prompt_tokens, size.answer, in_flight)
         account, is_left = Account(self, row, size, reservation), False
-        if reservation.tokens:
-            account.cap = size.answer.cap(reservation.tokens) if reservation.is_capped else None
-            account.growing = StreamTokenEstimate(reservation.tokens)
+        if reservation.is_capped:
+            account.cap = size.answer.cap(reservation.tokens)
         try:
             await self.ledger.open(row)
             yield account
@@ -120,8 +118,6 @@ class Account:
     reservation: LimitReservation
     # Cap on each answer's tokens, if budgets require a cap.
     cap: int | None = None
-    # Token count of the stream so far, if a budget applies.
-    growing: StreamTokenEstimate | None = None
     # Whether the request was sent to a node.
     is_sent: bool = False
     # Usage that `book` saved last, so that unchanged usage is not saved again.

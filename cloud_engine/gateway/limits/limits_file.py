@@ -13,18 +13,18 @@ from ....protocol.errors import ConfigurationError
 from ....protocol.http.app import TenantWeight
 from ....protocol.unicode_forms import read_text
 from ....protocol.validation_messages import plain_words
-from ..access.principal import Limits
+from ..access.principal import Limits, Name
 
 
 class LimitsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The limits of tenants and models. Unlisted names have no limits."""
 
     # Limits by tenant, across all keys of the tenant.
-    tenants: dict[str, Limits] = {}
+    tenants: dict[Name, Limits] = {}
     # Limits by model, across all callers.
     models: dict[str, Limits] = {}
     # Shares of tenants at nodes with `--scheduling-policy fair`, relative to other tenants, whose share is 1.
-    weights: dict[str, TenantWeight] = {}
+    weights: dict[Name, TenantWeight] = {}
 
 
 prepare_types(LimitsFile)

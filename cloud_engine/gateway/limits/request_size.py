@@ -89,6 +89,8 @@ class RequestSize:
     prompt_tokens: int = 0
     # Maximum tokens of the answers.
     answer: AnswerSize = field(default_factory=lambda: AnswerSize(0))
+    # Whether the answer repeats the prompt. An answer with text may then have no completion tokens.
+    echoes: bool = False
 
 
 def size_of(
@@ -122,7 +124,7 @@ def size_of(
     _check("prompt", answer.answers, MAX_ANSWERS, " answers in total")
     check_message_count(len(fields.messages or ()))
     _check("logit_bias", len(fields.logit_bias or ()), MAX_BIASES)
-    return RequestSize(prompt_tokens(body, bytes_per_token=1) + repeated, answer)
+    return RequestSize(prompt_tokens(body, bytes_per_token=1) + repeated, answer, fields.echo is True)
 
 
 def _check_limits(lengths: Mapping[str, Any], least: int) -> None:

@@ -8,20 +8,17 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from ....accounting.budget import StreamTokenEstimate
 from ....protocol.errors import BudgetExceededError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.lenient_json import error_in
 from ....protocol.responses import Usage
-from ..ledger.metering import UsageRow
-from ..limits.accounting import Account
 from ..upstream.client import Response
 from ..upstream.failures import AnswerFailure, UpstreamFailure
 from .answer_checks import EVENTS, WithoutKey, checked_whole, chunk_of, content_type, is_comment, reported_in
 from .call import Call
 from .passthrough import PassthroughUsage
 from .stream import NodeEvents, normalized_events
-from .usage import StreamMeter, meter_whole, num_text_bytes
+from .usage import StreamMeter, meter_whole
 
 _ERROR = re.compile(rb'"error"\s*:\s*+(?!null)')  # a field that is absent or null in good answers
 _ENGINE_FAILED = re.compile(rb'"type":\s?"(?:engine_error|InternalServerError|server_error)"')
@@ -37,7 +34,7 @@ async def relay_whole(call: Call, response: Response, without_key: WithoutKey) -
         route = call.path.partition(b"?")[0].decode()
         if (checked := checked_whole(route, body, content_type(response), without_key)) is not body:
             call.copied, body = None, checked  # do not cache: the node may not have said how the answer finished
-        meter_whole(body, call.row, call.size.prompt_tokens) if usage is None else usage.whole(body)
+        meter_whole(body, call.row, call.size) if usage is None else usage.whole(body)
     elif status in (401, 403):
         raise AnswerFailure(f"status {status}", UpstreamError(_REFUSED % status))
     elif 400 <= status < 600:
@@ -62,7 +59,6 @@ async def relay_stream(
         headers = [header for header in response.headers if header[0] != b"content-type"]
         response = replace(response, headers=[*headers, (b"content-type", EVENTS)])
     events, reader = NodeEvents(response, call.hold_stream), _EventReader(call, meter, without_key, may_break)
-    held = StreamReservation.of(call)
     try:
         while (batch := await events.read()) is not None:
             shown = reader.read(normalized_events(batch))
@@ -77,8 +73,7 @@ async def relay_stream(
             del shown
             if reader.failure is not None:
                 raise reader.failure
-            is_short = held.answer is not None and held.is_short(reader.text_bytes, *meter.written)
-            if is_short and not reader.ended and not await held.top_up():
+            if not reader.ended and not await _is_covered(call, meter):
                 call.copied = None  # do not cache: another request may have more budget
                 await call.emit(call.begun.finish(call.size.answer.answers, "length", _CUT) + sse.DONE, more=False)
                 return
@@ -87,14 +82,12 @@ async def relay_stream(
             raise
     finally:
         meter.settle()
-        held.settle(call.row, is_reported=meter.is_reported)
     if reader.ended:
         return
     if not call.begun.is_finished:
         raise AnswerFailure("the stream ended without [DONE]", reported_in(without_key(events.rest)))
-    (_, is_counted), row = meter.written, call.row
-    lacks_usage = call.usage_options.include_usage and is_counted and not meter.is_reported
-    usage = Usage.of(row.prompt_tokens, row.completion_tokens) if lacks_usage else None
+    lacks_usage = call.usage_options.include_usage and not meter.is_reported and meter.running is not None
+    usage = Usage.of(call.row.prompt_tokens, call.row.completion_tokens) if lacks_usage else None
     await call.emit(call.begun.ending(usage), more=False)
 
 
@@ -108,14 +101,15 @@ async def relay_passthrough(call: Call, usage: PassthroughUsage, response: Respo
 
 
 async def _relay_events(call: Call, usage: PassthroughUsage, response: Response, without_key: WithoutKey) -> None:
-    events, held, text_bytes = NodeEvents(response, call.hold_stream), StreamReservation.of(call), 0
+    events = NodeEvents(response, call.hold_stream)
     try:
         while (batch := await events.read()) is not None:
             failure, shown = None, list[bytes]()
             for event in batch:
                 failure = usage.read(event)
                 if failure is not None and not (usage.ended and (shown or call.answered)):
-                    usage.ended = False  # not ended: another node is tried, or the gateway ends the stream
+                    # not ended: another node is tried, or the gateway ends the stream
+                    usage.ended = usage.is_reported = False
                     break
                 whole = usage.shown + b"\n\n" if usage.shown else b""
                 shown.append(without_key(whole) if _ERROR.search(event) else whole)
@@ -123,7 +117,6 @@ async def _relay_events(call: Call, usage: PassthroughUsage, response: Response,
             if usage.ended:
                 usage.settle()
                 call.book()
-            text_bytes += sum(map(num_text_bytes, batch)) if held.answer is not None else 0
             batch.clear()  # large events must not stay in memory while the client reads
             if shown:
                 if not call.answered:
@@ -132,7 +125,7 @@ async def _relay_events(call: Call, usage: PassthroughUsage, response: Response,
                 shown.clear()
             if failure is not None:
                 raise failure
-            if held.is_short(text_bytes, usage.texts) and not usage.ended and not await held.top_up():
+            if not usage.ended and not await _is_covered(call, usage):
                 await call.emit(usage.error_event(BudgetExceededError(_CUT)), more=False)
                 return
         if not usage.ended:
@@ -142,40 +135,15 @@ async def _relay_events(call: Call, usage: PassthroughUsage, response: Response,
             raise
     finally:
         usage.settle()
-        held.settle(call.row, is_reported=usage.ended)
     await call.emit(b"", more=False)
 
 
-@dataclass(slots=True)
-class StreamReservation:
-    """Compares the tokens of a stream with the tokens reserved for it. Without a budget, nothing is counted."""
-
-    account: Account | None
-    answer: StreamTokenEstimate | None
-
-    @classmethod
-    def of(cls, call: Call) -> StreamReservation:
-        return cls(call.account, call.account and call.account.growing)
-
-    def is_short(self, text_bytes: int, texts: int, is_counted: bool = False) -> bool:
-        """Return whether the answer has outgrown its reservation. `texts`: tokens if `is_counted`, else text events."""
-        if (answer := self.answer) is None:
-            return False
-        answer.texts, answer.bytes = texts, 0 if is_counted else text_bytes
-        return answer.is_short
-
-    async def top_up(self) -> bool:
-        """Reserve more tokens. Return False if the budget is used up."""
-        if self.answer is None or self.account is None:
-            return True
-        is_topped_up = await self.account.reservation.top_up()
-        self.answer.reserved = self.account.reservation.tokens
-        return is_topped_up
-
-    def settle(self, row: UsageRow, *, is_reported: bool) -> None:
-        """Record at least the estimated tokens if the node reported no usage: a text event may hold several tokens."""
-        if self.answer is not None and not is_reported:
-            row.completion_tokens = max(row.completion_tokens, self.answer.written)
+async def _is_covered(call: Call, meter: StreamMeter | PassthroughUsage) -> bool:
+    """Reserve more tokens for a stream that has outgrown its reservation. Return False if the budget is used up."""
+    reservation = None if call.account is None else call.account.reservation
+    if reservation is None or not reservation.tokens:  # no budget depends on the answer's length
+        return True
+    return not meter.estimate(reservation.tokens).is_short or await reservation.top_up()
 
 
 @dataclass(slots=True)
@@ -190,7 +158,6 @@ class _EventReader:
     failure: AnswerFailure | None = None
     has_choices: bool = False
     has_calls: bool = False
-    text_bytes: int = 0
 
     def read(self, events: Iterable[bytes]) -> bytes:
         out: list[bytes] = []
@@ -198,9 +165,8 @@ class _EventReader:
         for event in events:
             if self.ended:
                 break
-            before = self.text_bytes
             try:
-                event = self._checked(event)  # noqa: PLW2901
+                event, text_bytes = self._checked(event)  # noqa: PLW2901
             except AnswerFailure as failure:
                 if failure.event and not self._breaks(failure):  # the client's stream ends with this error
                     self.ended, self.call.row.status = True, UpstreamError.status
@@ -209,8 +175,7 @@ class _EventReader:
                     self.failure = failure
                 break
             read = begun.read(event)
-            shown = None if read is None else self.meter.shown(read, has_text=self.text_bytes > before)
-            if shown is None:
+            if read is None or (shown := self.meter.shown(read, text_bytes) or begun.without_usage(read)) is None:
                 continue
             self.ended = event.startswith(b"data: [DONE]")
             if self.ended and not begun.is_finished:
@@ -219,22 +184,23 @@ class _EventReader:
             out.append(shown)
         return b"".join(out)
 
-    def _checked(self, event: bytes) -> bytes:
-        """Return the event to relay. Raises AnswerFailure for a malformed event, or if the event reports an error."""
+    def _checked(self, event: bytes) -> tuple[bytes, int]:
+        """Return the event to relay, and its bytes of text. Raises AnswerFailure for a malformed event, or if the event
+        reports an error."""
         if event.startswith(b"data: {"):
             chunk, event = chunk_of(event)
             self.has_choices = self.has_choices or bool(chunk.choices)
             self.has_calls = self.has_calls or _CALLS.search(event) is not None
             if chunk.is_error:
                 raise self._reported(event)
-            self.text_bytes += chunk.text_bytes
             self.call.begun.is_finished = self.call.begun.is_finished or chunk.is_finished
-        elif event.startswith(b"data: [DONE]"):
+            return event, chunk.text_bytes
+        if event.startswith(b"data: [DONE]"):
             if not (self.has_choices or self.call.begun.is_finished):
                 raise AnswerFailure("the stream ended without an answer")
         elif sse.data_of(event) or not is_comment(event):
             raise AnswerFailure("the stream contains a line that is not part of an event")
-        return event
+        return event, 0
 
     def _reported(self, event: bytes) -> AnswerFailure:
         event = self.without_key(event)

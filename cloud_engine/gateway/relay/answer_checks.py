@@ -153,22 +153,22 @@ def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> tuple[_T, bytes 
         raise AnswerFailure(f"a stream event is not valid JSON of an answer: {error}") from error
 
 
-def type_of(event: bytes) -> tuple[str, bytes]:
-    """Return the type of a Responses, Messages or audio event, and the event as strict JSON. Raises AnswerFailure.
+def event_of(event: bytes) -> tuple[NodeEvent, bytes]:
+    """Decode a Responses, Messages or audio event. Also return the event as strict JSON. Raises AnswerFailure.
 
     The type is empty for comments and `[DONE]`.
     """
     data = sse.data_of(event)
     if data == b"[DONE]" or (not data and is_comment(event)):
-        return "", event
+        return NodeEvent(""), event
     decoded, spelled = _decoded(_EVENT, data)
     name, kind = REQUIRED.get(decoded.type, ("type", str))
     if not isinstance(getattr(decoded, name), kind):
         raise AnswerFailure(f"the event {decoded.type} lacks a valid `{name}`")
     if spelled is None:
-        return decoded.type, event
+        return decoded, event
     fields = (line for line in event.split(b"\n") if not line.startswith(b"data"))
-    return decoded.type, b"\n".join((*fields, b"data: " + spelled))
+    return decoded, b"\n".join((*fields, b"data: " + spelled))
 
 
 def is_comment(event: bytes) -> bool:

@@ -213,6 +213,12 @@ class NodeEvent(msgspec.Struct):
     response: _ResponseState | None = None
     message: _AnyObject | str | None = None
 
+    @property
+    def text_bytes(self) -> int:
+        """The number of UTF-8 bytes of generated text in the event's delta."""
+        delta = self.delta
+        return text_bytes([delta.text, delta.thinking, delta.partial_json] if isinstance(delta, _BlockDelta) else delta)
+
 
 #: Field that an event of this type must have, and the field's type.
 REQUIRED: dict[str, tuple[str, type]] = {

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from ....protocol.decoding import UNREADABLE
+from ....protocol.hints import object_of
 from ....protocol.http import sse
 from ....protocol.responses import Usage
 from ..upstream.failures import UpstreamFailure
@@ -40,7 +41,12 @@ _INEXACT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("structured_outputs", "grammar", "json_schema", "regex", "ebnf"), ()),
     **{f"guided_{name}": () for name in ("json", "regex", "choice", "grammar")},
 }
+_OF_PREDICTION = ("accepted_prediction_tokens", "rejected_prediction_tokens")
 _CHAT, _COMPLETIONS = b"/v1/chat/completions", b"/v1/completions"
+#: Fields of a stream event that are not part of the answer.
+_ABOUT = frozenset(
+    ("id", "object", "created", "model", "choices", "service_tier", "system_fingerprint", "obfuscation", "timings")
+)
 
 
 class PartialAnswer:
@@ -56,7 +62,7 @@ class PartialAnswer:
         self._tokens = bytearray()  # token ids in JSON, each followed by a comma
         self._has_all_tokens = True  # whether `_tokens` covers all of `_text`
         self._is_text = True  # whether the answer is plain text within the size limit
-        self._before: tuple[int, int] | None = None
+        self._before: tuple[int, int, int] | None = None  # prompt, answer and cached tokens of earlier nodes
         self.is_finished = False
 
     @property
@@ -92,6 +98,14 @@ class PartialAnswer:
             return event
         return event[: tokens.start()] + event[tokens.end() :]
 
+    def without_usage(self, event: bytes) -> bytes | None:
+        """Return an event that has no choices without its usage; None if nothing in the rest is new to the client."""
+        head, rest = self._head or {}, _head_of(event) or {}
+        if not any(value and value != head.get(name) for name, value in rest.items() if name not in _ABOUT):
+            return None
+        fields = msgspec.json.decode(event[6:], type=dict[str, msgspec.Raw])  # other fields keep their bytes
+        return sse.event({name: fields[name] for name in fields if name != "usage"})
+
     def _keep(self, event: bytes, tokens: bytes) -> None:
         self._tokens += tokens
         if (match := _TEXT.search(event)) is not None and match[1]:
@@ -99,11 +113,11 @@ class PartialAnswer:
             self._has_all_tokens = self._has_all_tokens and bool(tokens)
         self._is_text = _MORE_THAN_TEXT.search(event) is None and len(self._text) <= _MAX_TEXT
 
-    def continued(self, counts: tuple[int, int], *, takes_tokens: bool, takes_text: bool) -> bytes | None:
+    def continued(self, counts: tuple[int, int, int], *, takes_tokens: bool, takes_text: bool) -> bytes | None:
         """Return the request with which another node continues the stream; None if the node cannot.
 
-        `counts`: prompt and answer tokens so far. `takes_tokens`: the node can continue from token ids. `takes_text`:
-        the node supports `continue_final_message`.
+        `counts`: prompt, answer and cached tokens so far. `takes_tokens`: the node can continue from token ids.
+        `takes_text`: the node supports `continue_final_message`.
         """
         if not self._is_known or not self._is_text:
             return None
@@ -119,7 +133,7 @@ class PartialAnswer:
             return None
         if not _reduce_limits(fields, num_given, None if self._is_chat else _DEFAULT_COMPLETION):
             return None
-        self._before, self._has_all_tokens = (counts[0], num_given), exact
+        self._before, self._has_all_tokens = (counts[0], num_given, counts[2]), exact
         return msgspec.json.encode(fields)
 
     def ending(self, usage: Usage | None) -> bytes:
@@ -160,7 +174,7 @@ class PartialAnswer:
         fields.update(continue_final_message=True, add_generation_prompt=False)
         return takes_text
 
-    def _adapt(self, event: bytes, before: tuple[int, int]) -> bytes | None:
+    def _adapt(self, event: bytes, before: tuple[int, int, int]) -> bytes | None:
         """Fit a continuing node's event into the first node's stream; None drops it. Raises UpstreamFailure."""
         if not event.startswith(b"data: {") or event.startswith(b'data: {"error"'):
             return event
@@ -181,12 +195,17 @@ class PartialAnswer:
         return sse.event(chunk)
 
 
-def _count_once(usage: dict[str, Any], prompt: int, before: int) -> None:
-    """Count text from earlier nodes as part of the answer. The continuing node has counted it as prompt."""
+def _count_once(usage: dict[str, Any], prompt: int, before: int, cached: int) -> None:
+    """Count text from earlier nodes as part of the answer. The continuing node has counted it as prompt.
+
+    `cached`: prompt tokens that the first node read from its cache.
+    """
     answer = usage.get("completion_tokens") or 0
     prompt = prompt or max(0, (usage.get("prompt_tokens") or 0) - before)
-    if isinstance(details := usage.get("prompt_tokens_details"), dict):
-        details["cached_tokens"] = min(prompt, details.get("cached_tokens") or 0)
+    if (details := object_of(usage.get("prompt_tokens_details"))) or cached:
+        usage["prompt_tokens_details"] = {**details, "cached_tokens": min(prompt, cached)}
+    for name in _OF_PREDICTION:  # no node compares the whole answer with the prediction
+        object_of(usage.get("completion_tokens_details")).pop(name, None)
     usage.update(prompt_tokens=prompt, completion_tokens=before + answer, total_tokens=prompt + before + answer)
 
 

@@ -37,9 +37,9 @@ from .counters import Counters
 from .usage import StreamMeter, asking_for_usage
 
 _OVERLOADED = 529  # Anthropic's status
-_FAILED = frozenset({500, 502, 503, 504, _OVERLOADED})
 _IS_FULL = frozenset({408, 429, 503, _OVERLOADED})
-_HAS_NO_ROUTE = frozenset({404, 405})
+_HAS_NO_ROUTE = frozenset({404, 405, 501})  # 501: llama.cpp's status for endpoints that its options disable
+_FAILED = frozenset({402, *range(500, 600)}) - _HAS_NO_ROUTE  # 402: the operator's account at this provider is used up
 _MAX_ENGINE_FAILURES = 2
 _FINAL = (ERROR_CODE_HEADER.encode(), REQUEST_FAILED.encode())
 
@@ -159,7 +159,7 @@ class Dispatch:
             if is_suspect:
                 got_further = others_broke_off and call.begun.size > size
                 self.registry.quarantine.failed(NodeFailure(node.url, began, got_further), *_identity(call))
-        if state.is_over and call.row.status < 500:
+        if state.is_over and call.row.status not in _FAILED:
             node.breaker.succeeded()
             self.registry.quarantine.answered(*_identity(call))
             for other in state.erred:
@@ -232,7 +232,7 @@ class Dispatch:
                 call.usage_options,
                 running=node.tells_usage,
                 begun=call.begun.num_tokens_before,
-                prompt_estimate=call.size.prompt_tokens,
+                size=call.size,
             )
             may_break = not state.engine_failures and self.registry.has_alternative(call.model, call.tried)
             await relay_stream(call, response, meter, without_key, may_break=may_break)
@@ -243,7 +243,7 @@ class Dispatch:
         """Return the body for the node: the whole request or its continuation. None if the node cannot continue."""
         body: bytes | None = call.body
         if call.answered and not call.begun.is_empty:
-            counts = call.row.prompt_tokens, call.row.completion_tokens
+            counts = call.row.prompt_tokens, call.row.completion_tokens, call.row.cached_tokens
             body = call.begun.continued(counts, takes_tokens=node.tells_tokens, takes_text=node.tells_usage)
         else:
             call.begun = PartialAnswer(call.path, call.body)

@@ -6,14 +6,17 @@ Only the usage is read. A stream that breaks off ends in the API's own error eve
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
+from ....accounting.budget import StreamTokenEstimate
+from ....accounting.token_estimate import prompt_tokens
 from ....protocol.errors import UpdraftError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.body_memory import SMALL_BYTES
 from ..ledger.metering import UsageRow
 from ..upstream.failures import AnswerFailure
-from .answer_checks import COUNT_TOKENS, INPUT_TOKENS, MESSAGES, RESPONSES, reported_in, type_of
+from .answer_checks import COUNT_TOKENS, INPUT_TOKENS, MESSAGES, RESPONSES, event_of, reported_in
 from .usage import estimated_tokens, usage_in
 
 COUNTS = (COUNT_TOKENS, INPUT_TOKENS)  # endpoints that count tokens, free of charge
@@ -24,9 +27,9 @@ _ENDS = frozenset(
     ("response.completed", "response.incomplete", "response.failed", "message_stop", "error", "transcript.text.done",
      "speech.audio.done")
 )  # fmt: skip
+_COUNTED = (*_ENDS, "message_delta")  # events that report the usage of the whole answer
 _FAILED = ("error", "response.failed")
 _BEFORE_START = ("", "ping", "error")  # Messages events that may precede `message_start`
-_TEXT = re.compile(r"content_block_delta|response\.[a-z_.]+\.delta|transcript\.text\.delta")
 _SEQUENCE = re.compile(rb'"sequence_number":\s?(\d+)')
 _ANTHROPIC_TYPES = {503: "overloaded_error", 504: "timeout_error"}
 
@@ -39,11 +42,13 @@ class PassthroughUsage:
         self._path = path
         self._prompt_estimate = prompt_estimate
         self._row = row
-        self.texts = 0  # number of events with text so far
+        self._texts = 0  # number of events with text so far
+        self._bytes = 0  # bytes of text in all events
         self._last = b""
         #: The last event read, as strict JSON; empty to drop it.
         self.shown = b""
         self.ended = False
+        self.is_reported = False  # whether the usage of the whole answer has arrived
         self._is_started = path != MESSAGES  # whether the event that every other event builds on has arrived
         self._has_reason = path != MESSAGES  # whether the event with the stop reason has arrived
 
@@ -55,10 +60,10 @@ class PassthroughUsage:
             self.shown = event if sse.data_of(event) in (b"", b"[DONE]") else b""
             return None
         try:
-            kind, self.shown = type_of(event)
+            decoded, self.shown = event_of(event)
         except AnswerFailure as failure:
             return failure
-        event = self.shown
+        kind, event, text_bytes = decoded.type, self.shown, decoded.text_bytes
         self._is_started = self._is_started or kind == "message_start"
         if not self._is_started and kind not in _BEFORE_START:
             return AnswerFailure(f"the event {kind} came before message_start")
@@ -66,9 +71,13 @@ class PassthroughUsage:
         if kind == "message_stop" and not self._has_reason:
             return AnswerFailure("the event message_stop came before message_delta")
         self._last = event[:SMALL_BYTES]
-        self.texts += _TEXT.fullmatch(kind) is not None
-        if kind in _ENDS or b'_tokens"' in event:
-            self._note(sse.data_of(event))
+        self._texts += text_bytes > 0
+        self._bytes += text_bytes
+        if kind in _COUNTED or b'_tokens"' in event:
+            has_usage = self._note(sse.data_of(event))
+            self.is_reported = self.is_reported or (has_usage and kind in _COUNTED)
+        if kind in _ENDS and not (self.is_reported or self._texts):  # the end contains the only text
+            self._row.completion_tokens = max(self._row.completion_tokens, self._estimated(sse.data_of(event)))
         self.ended = self.ended or kind in _ENDS
         if kind not in _FAILED:
             return None
@@ -83,13 +92,17 @@ class PassthroughUsage:
     def whole(self, body: bytes) -> None:
         if self._path not in COUNTS:
             self._note(body)
-            if self.is_text:
-                self._row.completion_tokens = self._row.completion_tokens or estimated_tokens(body)
+            self._row.completion_tokens = self._row.completion_tokens or self._estimated(body)
+
+    def estimate(self, reserved: int = 0) -> StreamTokenEstimate:
+        """Return the tokens of the stream so far, estimated from its text."""
+        return StreamTokenEstimate(reserved, self._texts, self._bytes)
 
     def settle(self) -> None:
-        """Record the usage of a finished stream. Without reported usage, each event with text counts as one token."""
-        if not (self.ended and self._row.prompt_tokens and self._row.completion_tokens):
-            self._row.completion_tokens = max(self._row.completion_tokens, self.texts)
+        """Record the usage of a stream. Without the usage of the whole answer, the estimate from the text counts too:
+        the usage at the beginning may be lower."""
+        if not self.is_reported:
+            self._row.completion_tokens = max(self._row.completion_tokens, self.estimate().written)
 
     def error_event(self, error: UpdraftError) -> bytes:
         """Return the error event that ends a failed stream, in this API's format."""
@@ -105,10 +118,23 @@ class PassthroughUsage:
         """Return a node's error in this API's format."""
         return {"type": "error", "error": error} if self._path in (MESSAGES, COUNT_TOKENS) else {"error": error}
 
-    def _note(self, payload: bytes) -> None:
-        """Copy the usage in `payload` into the row. The last usage of Anthropic's streams may lack prompt tokens."""
+    def _estimated(self, payload: bytes) -> int:
+        """Estimate the tokens of an answer, or of a last event that contains the whole answer."""
+        if self._path not in UPLOADS:
+            return estimated_tokens(payload) if self.is_text else 0  # speech has no text
+        with suppress(ValueError):
+            return estimated_tokens(payload, ("text",))
+        return prompt_tokens(payload)  # a transcript that is not JSON
+
+    def _note(self, payload: bytes) -> bool:
+        """Copy the usage in `payload` into the row. Return whether the usage counts completion tokens.
+
+        The last usage of Anthropic's streams may lack prompt tokens.
+        """
         row = self._row
-        if usage := usage_in(payload, self._prompt_estimate):
-            row.completion_tokens = usage.completion_tokens or row.completion_tokens
-            if usage.prompt_tokens:
-                row.prompt_tokens, row.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        if not (usage := usage_in(payload, self._prompt_estimate)):
+            return False
+        row.completion_tokens = usage.completion_tokens or row.completion_tokens
+        if usage.prompt_tokens:
+            row.prompt_tokens, row.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        return usage.completion_tokens > 0

@@ -298,6 +298,25 @@ def test_events_of_real_servers_go_through_as_they_are(setup: GatewaySetup, even
     assert (answer.status_code, answer.content) == (200, event + BEGIN + event + END)
 
 
+@pytest.mark.parametrize(
+    ("rest", "shown"),
+    [
+        (b"", False),
+        (b',"provider":"p","timings":{"predicted_ms":1.5},"citations":[]', False),  # not new, no answer, empty
+        (b',"provider":"p","citations":["https://a"],"search_results":[{"score": 1.10}]', True),
+    ],
+)
+def test_unrequested_usage_is_hidden_and_the_rest_of_its_event_stays(
+    setup: GatewaySetup, rest: bytes, shown: bool
+) -> None:
+    first = BEGIN.replace(b'"choices"', b'"provider":"p","choices"', 1)
+    last = b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2}%b}\n\n' % rest
+    setup.answer_with(EVENTS, first + last + END)
+    answer = setup.post(CHAT, "alone", stream=True)
+    expected = b'data: {"id":"c","choices":[]%b}\n\n' % rest if shown else b""
+    assert (answer.status_code, answer.content) == (200, first + expected + END)
+
+
 @pytest.mark.parametrize(("path", "late"), [(RESPONSES, DELTA), (RESPONSES, BROKEN[0]), (MESSAGES, STARTED)])
 def test_events_after_the_end_are_dropped(setup: GatewaySetup, path: str, late: bytes) -> None:
     setup.answer_with(EVENTS, STREAMS[path] + late + b": bye\n\ndata: [DONE]\n\n")

@@ -18,7 +18,7 @@ from gateway_keys import make_key
 from updraft.cloud_engine.gateway.access.database import KeyDatabase, KeyRotation, NewKey
 from updraft.cloud_engine.gateway.access.keys import KeyStore
 from updraft.cloud_engine.gateway.access.principal import ANONYMOUS, Limits
-from updraft.protocol.errors import AuthenticationError, OverloadedError
+from updraft.protocol.errors import AuthenticationError, ConfigurationError, OverloadedError
 from waiting import wait_for
 
 ASK = {"model": "echo", "messages": [{"role": "user", "content": "abc"}]}
@@ -223,6 +223,14 @@ def test_limits_are_kept_as_they_were_given(tmp_path: Path) -> None:
     key = make_key(tmp_path / "keys", "a", limits=limits, priority="batch", tenant="t")
     principal = KeyStore(tmp_path / "keys").principal(f"Bearer {key}")
     assert (principal.limits, principal.priority, principal.tenant) == (limits, "batch", "t")
+
+
+def test_a_key_cannot_be_named_like_the_id_of_another(tmp_path: Path) -> None:
+    """Keys are rotated and revoked by name or id."""
+    database = KeyDatabase(tmp_path / "keys")
+    record, _ = database.create(NewKey("a"), "operator")
+    with pytest.raises(ConfigurationError, match="already exists"):
+        database.create(NewKey(record.principal.key_id), "operator")
 
 
 def test_a_limit_is_kept_under_its_new_name(tmp_path: Path) -> None:

@@ -90,17 +90,36 @@ def test_events_that_are_no_json_stop_no_stream(fault: bytes) -> None:
     assert begun.read(event) == event
     assert begun.ending(Usage.of(1, 1)).endswith(b"data: [DONE]\n\n")
     again = PartialAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
-    assert again.continued((1, 1), takes_tokens=False, takes_text=True) is not None
+    assert again.continued((1, 1, 0), takes_tokens=False, takes_text=True) is not None
     with pytest.raises(UpstreamFailure, match="not valid JSON"):
         again.read(event)
 
 
 def test_continuing_node_may_split_an_emoji() -> None:
     begun = PartialAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
-    assert begun.continued((1, 1), takes_tokens=False, takes_text=True) is not None
+    assert begun.continued((1, 1, 0), takes_tokens=False, takes_text=True) is not None
     said = ""
     for half in (r"\ud83d", r"\ude00"):
         event = begun.read(b'data: {"choices":[{"delta":{"content":"' + half.encode() + b'"}}]}')
         assert event is not None
         said += json.loads(event[6:])["choices"][0]["delta"]["content"]
     assert said.encode("utf-16", "surrogatepass").decode("utf-16") == "\U0001f600"
+
+
+@pytest.mark.parametrize("cached", [0, 6])
+def test_a_continued_stream_has_the_cached_tokens_of_its_first_node(cached: int) -> None:
+    """The continuing node may have read the whole prompt from its cache. No node has counted the whole prediction."""
+    begun = PartialAnswer(b"/v1/chat/completions", b'{"model":"m","messages":[]}')
+    assert begun.continued((9, 3, cached), takes_tokens=False, takes_text=True) is not None
+    details = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 40, "reasoning_tokens": 0}
+    usage = {"prompt_tokens": 12, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 12}}
+    usage["completion_tokens_details"] = details
+    event = begun.read(b"data: " + json.dumps({"choices": [], "usage": usage}).encode())
+    assert event is not None
+    assert json.loads(event[6:])["usage"] == {
+        "prompt_tokens": 9,
+        "completion_tokens": 8,
+        "total_tokens": 17,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }

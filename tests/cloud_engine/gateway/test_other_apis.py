@@ -129,7 +129,10 @@ def test_a_stream_passes_unchanged_and_is_metered(
 
 @pytest.mark.parametrize(
     ("path", "events", "count"),
-    [("/v1/responses", RESPONSES[:2], (502, ESTIMATE, 0, 1)), ("/v1/messages", MESSAGES[:4], (502, 8, 2, 2))],
+    [
+        ("/v1/responses", RESPONSES[:2], (502, ESTIMATE, 0, len(json.loads(TEXT)) // 4)),
+        ("/v1/messages", MESSAGES[:4], (502, 8, 2, (len(json.loads(TEXT)) + 1) // 4)),
+    ],
 )
 @pytest.mark.parametrize("breaks", [True, False])
 def test_a_stream_that_breaks_off_ends_in_an_error_event_of_its_kind(

@@ -85,6 +85,22 @@ def test_another_node_answers(spawned: Any, tmp_path: Any, status: int, stream: 
             assert "Hi" in answer.text
 
 
+def test_faults_of_providers_are_failures_too(spawned: Any, tmp_path: Any) -> None:
+    """Another node answers, and the node goes out of rotation. A missing endpoint (501) is no failure of the node."""
+    bad, good = Stub(), Stub()
+    with gateway(spawned, tmp_path, bad, good) as running:
+
+        def is_in_rotation(status: int) -> bool:
+            bad.status = status
+            bad.bodies.clear()
+            while not bad.bodies:
+                assert ask(running.url).status_code == 200
+            return all(node["healthy"] for node in httpx.get(f"{running.url}/admin/nodes", timeout=60).json()["nodes"])
+
+        assert all(map(is_in_rotation, (*[501] * 5, 402, 507, 520, 530)))
+        assert not is_in_rotation(524)
+
+
 def test_the_last_refusal_reaches_the_client_unless_the_operator_is_at_fault(spawned: Any, tmp_path: Any) -> None:
     stub = Stub()
     with gateway(spawned, tmp_path, stub) as running:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
+from updraft.cloud_engine.gateway.limits.request_size import RequestSize, SizeFields, size_of
 from updraft.cloud_engine.gateway.relay.answer_checks import chunk_of
 from updraft.cloud_engine.gateway.relay.passthrough import PassthroughUsage
 from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions, asking_for_usage, meter_whole
@@ -34,8 +35,8 @@ def so_far(tokens: int) -> dict[str, Any]:
 def metered(events: list[bytes], asked: UsageOptions, *, running: bool) -> tuple[UsageRow, list[bytes]]:
     row = UsageRow(request_id="r")
     meter = StreamMeter(row, asked, running=running)
-    has_text = [each.startswith(b"data: {") and chunk_of(each)[0].text_bytes > 0 for each in events]
-    shown = [meter.shown(each, has_text=text) for each, text in zip(events, has_text, strict=True)]
+    sizes = [chunk_of(each)[0].text_bytes if each.startswith(b"data: {") else 0 for each in events]
+    shown = [meter.shown(each, size) for each, size in zip(events, sizes, strict=True)]
     meter.settle()
     return row, [each for each in shown if each is not None]
 
@@ -64,21 +65,35 @@ def test_a_whole_stream_costs_what_its_end_says() -> None:
 
 
 @pytest.mark.parametrize("compact", [True, False])
-def test_unreported_usage_counts_a_token_per_text_chunk(compact: bool) -> None:
+def test_unreported_usage_is_estimated_from_the_text(compact: bool) -> None:
+    """Four bytes are a token, and each chunk with text is at least one."""
     events = [event(content=None, compact=compact), *[event(compact=compact)] * 3]
     row, shown = metered([*events, b"data: [DONE]\n\n"], UsageOptions(), running=False)
-    assert (row.prompt_tokens, row.completion_tokens) == (0, 3)
+    assert (row.prompt_tokens, row.completion_tokens) == (0, 3 * len(TEXT) // 4)
     assert shown == [*events, b"data: [DONE]\n\n"]
     call = b'data: {"choices":[{"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\\""}}]}}]}\n\n'
     text = b'data: {"choices":[{"text":"\\"","index":0}],"usage":null}\n\n'
     assert metered([call, text], UsageOptions(), running=False)[0].completion_tokens == 2
     for delta in (
-        {"tool_calls": [{"index": 0, "type": "custom", "custom": {"input": "x = 1"}}]},
-        {"audio": {"transcript": "Hi"}},
-        {"reasoning_details": [{"type": "reasoning.text", "text": "Hm."}]},
+        {"tool_calls": [{"index": 0, "type": "custom", "custom": {"input": "TEXT"}}]},
+        {"audio": {"transcript": "TEXT"}},
+        {"reasoning_details": [{"text": "TEXT"}]},
+        {"reasoning_content": "TEXT"},
+        {"function_call": {"name": "f", "arguments": "TEXT"}},
     ):
-        other = b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode() + b"\n\n"
-        assert metered([other, other], UsageOptions(), running=False)[0].completion_tokens == 2
+        chunk = b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode() + b"\n\n"
+        for text, tokens in ((b"Hi", 20), (b"x" * 510, 2550)):
+            row, _ = metered([chunk.replace(b"TEXT", text)] * 20, UsageOptions(), running=False)
+            assert row.completion_tokens == tokens, delta
+
+
+def test_text_after_the_last_usage_is_estimated() -> None:
+    """Some servers count at the beginning only, or now and then."""
+    row, _ = metered([event(so_far(1)), *[event(content="x" * 400)] * 3], UsageOptions(), running=False)
+    assert (row.prompt_tokens, row.completion_tokens) == (7, 301)
+    for report in (event(so_far(50)), last(so_far(50))):
+        row, _ = metered([event(), report, event(content="abc")], UsageOptions(), running=True)
+        assert row.completion_tokens == 51
 
 
 def test_a_whole_answer_without_usage_is_reckoned() -> None:
@@ -93,7 +108,7 @@ def test_a_whole_answer_without_usage_is_reckoned() -> None:
         ({"choices": [{"message": {"content": None, "audio": {"transcript": "x" * 300}}}]}, 100),
     ):
         row = UsageRow(request_id="r")
-        meter_whole(json.dumps(body).encode(), row)
+        meter_whole(json.dumps(body).encode(), row, RequestSize())
         assert row.completion_tokens == reckoned, body
 
 
@@ -120,7 +135,8 @@ def test_only_who_knows_it_is_asked_for_running_usage() -> None:
 def test_counts_that_cannot_be_are_not_metered(count: Any) -> None:
     """The table could not even hold them, and with them every row that waits would be lost."""
     usage = {"prompt_tokens": 7, "completion_tokens": count}
-    assert metered([event(), event(), last(usage)], UsageOptions(), running=False)[0].completion_tokens == 2
+    texts = [event(content="a"), event(content="b")]
+    assert metered([*texts, last(usage)], UsageOptions(), running=False)[0].completion_tokens == 2
     assert metered([event(usage), event(usage)], UsageOptions(), running=True)[0].prompt_tokens == 0
 
 
@@ -141,7 +157,7 @@ def test_usage_is_read_wherever_it_is(place: dict[str, Any]) -> None:
     row, _ = metered([event(), b"data: " + whole.encode() + b"\n\n"], UsageOptions(), running=False)
     assert (row.prompt_tokens, row.completion_tokens) == (10, 2002)
     row = UsageRow(request_id="r")
-    meter_whole(whole.encode(), row)
+    meter_whole(whole.encode(), row, RequestSize())
     assert (row.prompt_tokens, row.completion_tokens) == (10, 2002)
 
 
@@ -149,7 +165,7 @@ def test_a_total_alone_is_split_by_the_estimate_of_the_prompt() -> None:
     answer, vectors = {"choices": [{"message": {}}]}, {"data": [{"embedding": [0.5]}]}
     for body, tokens in ((answer, (30, 970)), (vectors, (1000, 0))):
         row = UsageRow(request_id="r")
-        meter_whole(json.dumps({**body, "usage": {"total_tokens": 1000}}).encode(), row, 30)
+        meter_whole(json.dumps({**body, "usage": {"total_tokens": 1000}}).encode(), row, RequestSize(30))
         assert (row.prompt_tokens, row.completion_tokens) == tokens
     for usage in ({"total_tokens": 1000}, {"input_tokens": 30, "output_tokens": 1, "total_tokens": 1000}):
         row = UsageRow(request_id="r")
@@ -158,19 +174,27 @@ def test_a_total_alone_is_split_by_the_estimate_of_the_prompt() -> None:
 
 
 def test_usage_without_completion_tokens_is_completed_from_the_text() -> None:
-    """The prompt is as reported. A completion of 0 tokens is trusted: `echo` repeats the prompt as text."""
+    """The prompt is as reported. A completion of 0 tokens is trusted only if `echo` repeats the prompt as text."""
     part, text = {"prompt_tokens": 10}, {"message": {"content": "x" * 300}}
-    for usage, tokens in ((part, 100), ({**part, "total_tokens": 10}, 100), ({**part, "completion_tokens": 0}, 0)):
+    none, echoes = {**part, "completion_tokens": 0}, size_of(b"{}", SizeFields(echo=True))
+    sizes = ((part, echoes, 100), (part, RequestSize(), 100), (none, RequestSize(), 100), (none, echoes, 0))
+    for usage, size, tokens in sizes:
         row = UsageRow(request_id="r")
-        meter_whole(json.dumps({"choices": [text], "usage": usage}).encode(), row)
+        meter_whole(json.dumps({"choices": [text], "usage": usage}).encode(), row, size)
         assert (row.prompt_tokens, row.completion_tokens) == (10, tokens)
-    for events in ([event(), event(), last(part)], [event(part), event(part)]):
+    texts, running = [event(content="a")] * 2, [event(part, "a"), event(part, "b")]
+    for events in ([*texts, last(part)], running, [*texts, last(none)], [event(none, "a")] * 2):
         row, _ = metered(events, UsageOptions(), running=True)
         assert (row.prompt_tokens, row.completion_tokens) == (10, 2)
     for path, answer in (("/v1/responses", {"output": [{"text": "x" * 300}]}), ("/v1/messages", {"content": [text]})):
         row = UsageRow(request_id="r")
         PassthroughUsage(path, row).whole(json.dumps({**answer, "usage": {"input_tokens": 10}}).encode())
         assert (row.prompt_tokens, row.completion_tokens) == (10, 100)
+    said, spoken = "x" * 300, {"type": "duration", "seconds": 5}
+    for body in (json.dumps({"text": said}), json.dumps({"text": said, "usage": spoken}), said, "{" + said[1:]):
+        row = UsageRow(request_id="r")
+        PassthroughUsage("/v1/audio/transcriptions", row).whole(body.encode())
+        assert row.completion_tokens == 100, body
     called = {"type": "tool_use", "name": "f", "input": {"text": "x" * 289}}
     typed = {"type": "custom_tool_call", "name": "f", "input": "x" * 300}
     for path, answer in (("/v1/messages", {"content": [called]}), ("/v1/responses", {"output": [typed], "input": "y"})):
@@ -178,5 +202,5 @@ def test_usage_without_completion_tokens_is_completed_from_the_text() -> None:
         PassthroughUsage(path, row).whole(json.dumps(answer).encode())
         assert row.completion_tokens == 100
     row = UsageRow(request_id="r")
-    meter_whole(json.dumps({"data": [], "usage": part}).encode(), row)
+    meter_whole(json.dumps({"data": [], "usage": part}).encode(), row, RequestSize())
     assert (row.prompt_tokens, row.completion_tokens) == (10, 0)

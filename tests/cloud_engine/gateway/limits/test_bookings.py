@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from updraft.cloud_engine.gateway.relay.call import Call
 from updraft.cloud_engine.gateway.relay.passthrough import PassthroughUsage
 from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions
 from updraft.cloud_engine.gateway.upstream.connection import SilenceTimeouts
+from updraft.cloud_engine.gateway.upstream.failures import AnswerFailure
 from updraft.protocol.errors import RequestCancelledError, RequestTimeoutError
 
 
@@ -67,6 +68,75 @@ def test_stream_cost_is_booked_before_the_end_is_sent(tmp_path: Path) -> None:
 
     path = "/v1/chat/completions"
     assert booked(tmp_path, path, answer) == [("abandoned", 0), ("settled", 1), ("settled", 2), ("settled", 2)]
+
+
+_CHAT, _RESPONSES, _MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+@pytest.mark.parametrize(
+    ("path", "text", "rest"),
+    [
+        (_CHAT, {"choices": [{"index": 0, "delta": {"content": "x" * 510}}]}, b"[DONE]"),
+        (_CHAT, {"choices": [{"index": 0, "delta": {"reasoning_content": "x" * 510}}]}, b"[DONE]"),
+        (_RESPONSES, {"type": "response.output_text.delta", "delta": "x" * 510}, b'{"type":"error"}'),
+        (_MESSAGES, {"type": "content_block_delta", "delta": {"thinking": "x" * 510}}, b'{"type":"error"}'),
+    ],
+)
+def test_a_stream_without_usage_costs_its_text_without_a_budget_too(
+    tmp_path: Path, path: str, text: dict[str, Any], rest: bytes, ends: bool
+) -> None:
+    """However many events carry the text, and whether or not the stream ends."""
+    started = {"type": "message_start", "message": {"usage": {"input_tokens": 7, "output_tokens": 1}}}
+    parts = [json.dumps(started).encode()] if path == _MESSAGES else []
+    parts += [json.dumps(text).encode()] * 20 + [rest] * ends
+
+    async def answer(call: Call) -> None:
+        node = cast("Any", _Batches([b"data: %b\n\n" % part for part in parts]))
+        with suppress(AnswerFailure):
+            if path == _CHAT:
+                meter = StreamMeter(call.row, UsageOptions(), running=False)
+                await relay_stream(call, node, meter, bytes, may_break=True)
+            else:
+                await relay_passthrough(call, PassthroughUsage(path, call.row), node, bytes)
+        await call.emit(b"", more=False)
+
+    assert booked(tmp_path, path, answer)[-1][1] == 20 * 510 // 4
+
+
+_DELTA = {"type": "response.output_text.delta", "delta": "x" * 400}
+_BLOCK = {"type": "content_block_delta", "delta": {"text": "x" * 400}}
+_REASON = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}
+_START = {"type": "message_start", "message": {"usage": {"input_tokens": 7, "output_tokens": 1}}}
+_STOP = {"type": "message_stop"}
+_OUTPUT = [{"type": "message", "content": [{"type": "output_text", "text": "x" * 300}]}]
+
+
+@pytest.mark.parametrize(
+    ("path", "events", "tokens"),
+    [
+        (_MESSAGES, [_START, _BLOCK, {"type": "error", "error": {"type": "overloaded_error"}}], 100),
+        (_MESSAGES, [_START, _BLOCK, _REASON, _STOP], 100),
+        (_MESSAGES, [_START, _BLOCK, {**_REASON, "usage": {"output_tokens": 0}}, _STOP], 100),
+        (_MESSAGES, [_START, _BLOCK, {**_REASON, "usage": {"output_tokens": 30}}, _STOP], 30),
+        (_RESPONSES, [_DELTA, {"type": "response.completed", "response": {"usage": None, "output": _OUTPUT}}], 100),
+        (_RESPONSES, [_DELTA, {"type": "response.incomplete", "response": {}}], 100),
+        (_RESPONSES, [_DELTA, {"type": "response.failed", "response": {"usage": {"output_tokens": 0}}}], 100),
+        (_RESPONSES, [_DELTA, {"type": "response.failed", "response": {"usage": {"output_tokens": 30}}}], 30),
+        (_RESPONSES, [{"type": "response.completed", "response": {"output": _OUTPUT}}], 100),
+        ("/v1/audio/transcriptions", [{"type": "transcript.text.done", "text": "x" * 300}], 100),
+    ],
+)
+def test_only_the_usage_at_the_end_replaces_the_estimate(
+    tmp_path: Path, path: str, events: list[dict[str, Any]], tokens: int
+) -> None:
+    """The end of a stream without its usage leaves the estimate from the text."""
+
+    async def answer(call: Call) -> None:
+        node = cast("Any", _Batches([b"data: %b\n\n" % json.dumps(event).encode() for event in events]))
+        await relay_passthrough(call, PassthroughUsage(path, call.row), node, bytes)
+
+    assert booked(tmp_path, path, answer)[-1] == ("settled", tokens)
 
 
 def test_so_is_an_answer_of_another_api_and_a_whole_one(tmp_path: Path) -> None:

@@ -220,6 +220,8 @@ def test_the_policy_file(tmp_path: Path) -> None:
         "[tenant.acme]\n",
         "[tenants.acme]\nmax_concurrency = 0\n",
         "[weights]\nacme = 0\n",
+        '[tenants."a b"]\nmax_concurrency = 1\n',  # no tenant can have this name
+        '[weights]\n"a b" = 1\n',
         "[",
     ):
         file.write_text(wrong)
