@@ -21,6 +21,8 @@ _MAX_BYTES = 64_000_000
 _FETCH_S = 30.0
 MAX_USD = 1e9  # maximum per million tokens, so that the sums in a budget cannot overflow to infinity
 Dollars = Annotated[float, msgspec.Meta(ge=0, le=MAX_USD)]
+#: Anthropic's prices of cache writes, for 5 minutes and for an hour, as multiples of the price of prompt tokens.
+_CACHE_WRITE, _CACHE_WRITE_1H = 1.25, 2.0
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 
 
@@ -36,26 +38,54 @@ class Price:
     cached_input: Dollars | None = None
     # Maximum tokens of the model's answers, reserved if a request sets no limit. None: unknown.
     max_output: _Tokens | None = None
+    # Price of prompt tokens written to the cloud's cache. None: 1.25 times `input`, as at Anthropic.
+    cache_write_input: Dollars | None = None
+    # Price of prompt tokens written to the cache for an hour. None: twice `input`, as at Anthropic.
+    cache_write_1h_input: Dollars | None = None
 
     def __post_init__(self) -> None:
-        for name in ("input", "output", "cached_input"):
+        for name in ("input", "output", "cached_input", "cache_write_input", "cache_write_1h_input"):
             value: float | None = getattr(self, name)
             if value is not None and not 0 <= value <= MAX_USD:  # also true for NaN
                 raise ConfigurationError(f"prices: {name} must be 0 or more, and at most {MAX_USD:g}.", param="prices")
         if self.max_output is not None and self.max_output < 1:
             raise ConfigurationError("prices: max_output must be at least 1.", param="prices")
 
-    def of(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float:
-        """Return the cost of one request in US dollars."""
+    def of(
+        self,
+        prompt_tokens: int,
+        completion_tokens: int,
+        cached_tokens: int = 0,
+        stored_tokens: int = 0,
+        stored_1h_tokens: int = 0,
+    ) -> float:
+        """Return the cost of one request in US dollars. `stored_tokens`: prompt tokens written to the cache, of which
+        `stored_1h_tokens` for an hour."""
         cached = self.input if self.cached_input is None else self.cached_input
-        fresh = max(0, prompt_tokens - cached_tokens)
-        cost = fresh * self.input + min(cached_tokens, prompt_tokens) * cached + completion_tokens * self.output
+        write, write_1h = self._cache_writes
+        cost = max(0, prompt_tokens - cached_tokens - stored_tokens) * self.input
+        cost += min(cached_tokens, prompt_tokens) * cached + completion_tokens * self.output
+        cost += max(0, stored_tokens - stored_1h_tokens) * write + stored_1h_tokens * write_1h
         return cost / 1e6
 
     @property
     def highest_input(self) -> float:
-        """Higher of the prices for cached and uncached prompt tokens, for estimates before a request."""
-        return max(self.input, self.cached_input or 0.0)
+        """Highest of the set prices of prompt tokens, for estimates before a request."""
+        optional = self.cached_input, self.cache_write_input, self.cache_write_1h_input
+        return max(self.input, *(price or 0.0 for price in optional))
+
+    @property
+    def highest_stored_input(self) -> float:
+        """The same for a request that asks the cloud to cache its prompt."""
+        return max(self.highest_input, *self._cache_writes)
+
+    @property
+    def _cache_writes(self) -> tuple[float, float]:
+        write, write_1h = self.cache_write_input, self.cache_write_1h_input
+        return (
+            self.input * _CACHE_WRITE if write is None else write,
+            self.input * _CACHE_WRITE_1H if write_1h is None else write_1h,
+        )
 
 
 class DatedPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"since": "from"}):
@@ -69,10 +99,13 @@ class DatedPrice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename
     # First day (UTC) of this price. None: no start date.
     since: date | None = None
     max_output: _Tokens | None = None
+    cache_write_input: Dollars | None = None
+    cache_write_1h_input: Dollars | None = None
 
     @property
     def price(self) -> Price:
-        return Price(self.input, self.output, self.cached_input, self.max_output)
+        writes = self.cache_write_input, self.cache_write_1h_input
+        return Price(self.input, self.output, self.cached_input, self.max_output, *writes)
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,6 +118,8 @@ class _PublicPrice(msgspec.Struct):
     input_cost_per_token: Dollars | None = None
     output_cost_per_token: Dollars | None = None
     cache_read_input_token_cost: Dollars | None = None
+    cache_creation_input_token_cost: Dollars | None = None
+    cache_creation_input_token_cost_above_1hr: Dollars | None = None
     max_output_tokens: Any = None
 
 
@@ -172,17 +207,24 @@ def _public(entries: Mapping[str, _PublicPrice]) -> list[DatedPrice]:
     for name, each in entries.items():
         if each.input_cost_per_token is None or each.output_cost_per_token is None:
             continue  # skip a model that is priced per image, second or page
-        cached, longest = each.cache_read_input_token_cost, each.max_output_tokens
+        cached, write = each.cache_read_input_token_cost, each.cache_creation_input_token_cost
+        write_1h, longest = each.cache_creation_input_token_cost_above_1hr, each.max_output_tokens
         prices.append(
             DatedPrice(
                 name,
                 each.input_cost_per_token * 1e6,
                 each.output_cost_per_token * 1e6,
-                None if cached is None else cached * 1e6,
+                _per_million(cached),
                 max_output=longest if isinstance(longest, int) and longest > 0 else None,
+                cache_write_input=_per_million(write),
+                cache_write_1h_input=_per_million(write_1h),
             )
         )
     return prices
+
+
+def _per_million(usd: float | None) -> float | None:
+    return None if usd is None else usd * 1e6
 
 
 def _bytes_of(source: str) -> bytes:

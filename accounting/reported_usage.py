@@ -18,6 +18,7 @@ _WRITTEN = ("completion_tokens", "output_tokens", "candidatesTokenCount")
 #: Field names for prompt tokens read from the cache (_CACHED), and for prompt tokens written to it (_STORED).
 _CACHED = ("cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens", "cachedContentTokenCount")
 _STORED = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
+_STORED_1H = ("cache_write_1h_tokens", "ephemeral_1h_input_tokens")  # the part of _STORED that is kept for an hour
 #: Fields not searched for usage: their values are long, or written by the model.
 _SKIPPED = frozenset(
     ("content", "tool_calls", "function_call", "arguments", "input", "output", "parsed", "logprobs", "embedding")
@@ -39,6 +40,8 @@ class ReportedUsage:
     has_completion: bool = field(default=True, compare=False)
     # Prompt tokens written to the server's cache.
     stored_tokens: int = 0
+    # Prompt tokens of `stored_tokens` that the cache keeps for an hour.
+    stored_1h_tokens: int = 0
 
     @staticmethod
     def of(answer: Mapping[str, Any], prompt_estimate: int = 0) -> ReportedUsage | None:
@@ -54,6 +57,12 @@ class ReportedUsage:
         """Return whether any token is reported."""
         return bool(self.prompt_tokens or self.completion_tokens)
 
+    @property
+    def priced(self) -> tuple[int, int, int, int, int]:
+        """Counts in the order of `Price.of`."""
+        counts = self.prompt_tokens, self.completion_tokens, self.cached_tokens
+        return *counts, self.stored_tokens, self.stored_1h_tokens
+
     def after(self, earlier: ReportedUsage) -> ReportedUsage:
         """Return the counts of a stream's later event. Counts that are missing in the event come from `earlier`."""
         return ReportedUsage(*(mine or before for mine, before in zip(astuple(self), astuple(earlier), strict=True)))
@@ -67,6 +76,7 @@ class ReportedUsage:
             written = counted(usage.get("completion_tokens")) or self.completion_tokens
             made |= {"completion_tokens": written, "total_tokens": counted(usage.get("total_tokens")) or read + written}
         caches = {"cached_tokens": self.cached_tokens, "cache_write_tokens": self.stored_tokens}
+        caches["cache_write_1h_tokens"] = self.stored_1h_tokens
         if caches := {name: count for name, count in caches.items() if count}:
             made["prompt_tokens_details"] = _details(usage, _READ) | caches
         if outputs := _details(usage, _WRITTEN):
@@ -109,8 +119,11 @@ def _read(usage: dict[str, Any], prompt_estimate: int) -> ReportedUsage | None:
     accepted, rejected = (counted(outputs.get(f"{kind}_prediction_tokens")) or 0 for kind in ("accepted", "rejected"))
     cached, stored = ((_first(inputs, names) or _first(usage, names) or 0) for names in (_CACHED, _STORED))
     cached = min(cached, read)
+    stored = min(stored, read - cached)
+    lasting = object_of(usage.get("cache_creation"))
+    stored_1h = min(_first(inputs, _STORED_1H) or _first(lasting, _STORED_1H) or 0, stored)
     has_completion = written > 0 or any(usage.get(name) is not None for name in _WRITTEN)
-    return ReportedUsage(read, written, accepted, rejected, cached, has_completion, min(stored, read - cached))
+    return ReportedUsage(read, written, accepted, rejected, cached, has_completion, stored, stored_1h)
 
 
 def _details(usage: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from ..protocol.errors import (
     UpdraftError,
 )
 from ..protocol.http import prometheus, sse
+from ..protocol.http.forwarding import forwarded
 from ..protocol.http.lenient_json import tables
 from ..protocol.http.wire import WireRequest, WireResponse, off_event_loop
 from ..protocol.safety.names import check_models
@@ -42,7 +43,7 @@ from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCoun
 from .gates.exploration import ExplorationGates
 from .gates.rules import LatencyEstimates
 from .privacy.rules import PrivacyRules
-from .request.chat_request import RoutingRequest, caller_of, read_model, read_routing_request
+from .request.chat_request import RoutingRequest, caller_of, read_model, read_routing_request, take_options
 from .responses import completion as answer
 from .responses.cache import AnswerCache, CachedCompletion, CacheSlot, answer_of, stream_of
 from .responses.direct import DirectCall, DirectHandler, DirectReply, direct_job
@@ -272,9 +273,9 @@ class Router:
         )
         record.hints = job.notes
         record.device_hints = ignored(body, _used(self.config), request.names)
+        job = await self._ruled(request, job, body)
         if slot is not None and (kept := slot.get()) is not None:
             return self._repeat(job, kept, record)
-        job = await self._ruled(job, body)
         async with asyncio.timeout(None if job.deadline is None else job.remaining_s):
             await self._wait_for_local(job)
             answering.call = cascade = Cascade(job, self._state(), record)
@@ -291,18 +292,30 @@ class Router:
         job = await off_event_loop(
             request.body, lambda: read_routing_request(request, body, tier, hold_tokens=None, started=started)
         )
-        job = await self._ruled(job, body)
+        job = await self._ruled(request, job, body)
         record = RequestRecord(self.config.prices, self.config.cloud_model, model=model)
         async with aclosing(Cascade(job, self._state().unobserved(), record)) as cascade:
             await cascade.decide_only()
         return record, cascade.local_text
 
-    async def _ruled(self, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
-        """Return the request with the privacy rule it matches, if any. Dollar budgets forbid naming further models."""
+    async def mark(self, request: WireRequest) -> None:
+        """Set the request's privacy mark, without answering the request. Raises InvalidRequestError."""
+        body, _ = await off_event_loop(request.body, lambda: read_model(request.body))
+        options, selected = take_options(body), forwarded(request.headers, request.query)
+        await self._ruled(request, RoutingRequest("auto", body, private=options.private, forwarded=selected), body)
+
+    async def _ruled(self, request: WireRequest, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
+        """Return the job with the privacy rule it matches, if any, and mark a private request. Dollar budgets forbid
+        naming further models."""
         if self.config.counts_usd:
             check_models(body)
-        if not self._privacy.is_on:
-            return job
+        if self._privacy.is_on:
+            job = await self._checked(job, body)
+        request.mark.is_private |= job.private or job.privacy_rule is not None
+        return job
+
+    async def _checked(self, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
+        """Return the job with the privacy rule it matches, if any, and without the parts that no rule can read."""
         for message in tables(body.get("messages")) or ():
             for name in (*OPAQUE, "deltas"):  # drop state signed by a cloud, which no rule can read
                 message.pop(name, None)
@@ -331,7 +344,7 @@ class Router:
                 record.caller = record.caller.with_user(body)
                 job = direct_job(request, body, names.direct_tier(body, record.model), record)
                 record.device_hints = ignored(body, _used(self.config), request.names, reasons=False)
-                job = await self._ruled(job, body)
+                job = await self._ruled(request, job, body)
                 await self._wait_for_local(job)
                 answering.call = call = DirectCall(request, job, self._state(), record)
                 reply = await handler(call)

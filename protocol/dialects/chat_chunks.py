@@ -124,6 +124,8 @@ def arguments_of(name: str, text: str, *, cut: bool) -> tuple[msgspec.Raw, list[
     returned as `raw_arguments`, so that no tool runs with a part of its arguments.
     """
     named = f"tool_calls: the arguments of {str(name)[:100]!r}"
+    if cut and not text.strip():
+        return msgspec.Raw(b"{}"), [f"{named} were cut by the token limit"]
     if (whole := raw_object(text)) is not None:
         nulls, given = (_STRING.sub("", each).count("null") for each in (bytes(whole).decode(), text))
         return whole, [f"{named} hold NaN, Infinity or too large a number: null"] if nulls > given else []

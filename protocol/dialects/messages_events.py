@@ -293,8 +293,11 @@ def _usage(counted: dict[str, Any]) -> dict[str, Any]:
     inputs = object_of(counted.get("prompt_tokens_details"))
     cached = min(count_of(inputs, "cached_tokens"), read)
     stored = min(count_of(inputs, "cache_write_tokens"), read - cached)
+    stored_1h = min(count_of(inputs, "cache_write_1h_tokens"), stored)
+    by_time = {"ephemeral_5m_input_tokens": stored - stored_1h, "ephemeral_1h_input_tokens": stored_1h}
     return {
         "input_tokens": read - cached - stored,
+        "cache_creation": by_time,
         "cache_creation_input_tokens": stored,
         "cache_read_input_tokens": cached,
         "output_tokens": written,

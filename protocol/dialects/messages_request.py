@@ -185,7 +185,8 @@ class MessagesRequest(Hints, forbid_unknown_fields=True, kw_only=True):
     def names(self) -> dict[str, str]:
         """The caller's names of the chat request's fields, for errors and notes."""
         named = {"reasoning_effort": self.effort[1] or "thinking", "user": "metadata" if self.user is None else "user"}
-        return {**named, "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
+        parallel = {"parallel_tool_calls": "tool_choice.disable_parallel_tool_use"}
+        return {**named, **parallel, "max_completion_tokens": "max_tokens", "stop": "stop_sequences"}
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -291,8 +292,10 @@ def _function(fields: dict[str, Any], param: str) -> dict[str, Any]:
 
 def _effort(request: MessagesRequest) -> str | None:
     """Return the reasoning effort; None if the model decides how much to reason, as without a budget."""
-    effort, field = request.effort
-    return None if field == "thinking" and object_of(request.thinking).get("type") != "enabled" else effort
+    (effort, field), mode = request.effort, object_of(request.thinking).get("type")
+    if mode == "disabled":
+        return "none"
+    return None if field == "thinking" and mode != "enabled" else effort
 
 
 def _response_format(format_: Any) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def read_ollama_request(fields: dict[str, Any], kind: type[R]) -> R:
 def chat_body(request: OllamaChat | OllamaGenerate) -> dict[str, Any]:
     """Translate to a chat request, or to a text completion if the prompt is bare. Raises InvalidRequestError."""
     body: dict[str, Any] = {"model": model_name(request.model), **_options(request), **request.kept()}
-    if str(request.think).lower() != "true" and (effort := request.effort[0]) is not None:
+    if (effort := request.effort[0]) is not None:
         body["reasoning_effort"] = effort
     if request.format not in ("", "json") and not isinstance(request.format, dict):
         raise invalid_value("format", 'the format must be "json" or a JSON schema')

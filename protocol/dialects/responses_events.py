@@ -409,22 +409,23 @@ def summary_body(request: ResponsesRequest, items: Sequence[Item]) -> bytes:
     return msgspec.json.encode(chat_body(asked, [*items, *items_of(_ASK)]))
 
 
-def compaction_by(completion: dict[str, Any], rest: Sequence[Item] = ()) -> Item:
-    """Return an item that stands for the summary in `completion` and for `rest`. Raises UpstreamError."""
+def compaction_by(completion: dict[str, Any], rest: Sequence[Item] = (), *, private: bool = False) -> Item:
+    """Return an item that stands for the summary in `completion` and for `rest`. `private`: whether the conversation
+    must stay on the device. Raises UpstreamError."""
     messages = [object_of(choice.get("message")) for choice in objects_of(completion.get("choices"))]
     summary = "".join(text_of(message.get("content")) for message in messages)
     if not summary.strip():
         raise UpstreamError("The model wrote no summary of the conversation. Try again, or use another model.")
-    return compaction_of([*items_of(f"Summary of the conversation so far:\n{summary}"), *rest])
+    return compaction_of([*items_of(f"Summary of the conversation so far:\n{summary}"), *rest], private=private)
 
 
-def compacted_response(completion: dict[str, Any]) -> dict[str, Any]:
+def compacted_response(completion: dict[str, Any], *, private: bool = False) -> dict[str, Any]:
     """Return the answer to a compact request. Raises UpstreamError if the model wrote no summary."""
     return {
         "id": f"resp_{secrets.token_hex(24)}",
         "object": "response.compaction",
         "created_at": int(time.time()),
-        "output": [compaction_by(completion)],
+        "output": [compaction_by(completion, private=private)],
         "usage": usage_of(object_of(completion.get("usage"))),
     }
 

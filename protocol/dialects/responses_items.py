@@ -24,6 +24,7 @@ _PREFIXES = {
 #: Fields of calls and their outputs that must be strings.
 _CALL_FIELDS = {"function_call": ("call_id", "name", "arguments"), "custom_tool_call": ("call_id", "name", "input")}
 _COMPACTED = "updraft-1."  # start of the content of compaction items that this server can read
+_PRIVATE = f"{_COMPACTED}private."  # the same, for a conversation that must stay on the device
 _ROLES = ("user", "assistant", "system", "developer")
 
 
@@ -49,9 +50,15 @@ def is_vendor_item(item: Item) -> bool:
     return not is_read and not text_of(item.get("content"))
 
 
-def compaction_of(items: Sequence[Item]) -> Item:
-    """Return a compaction item that replaces only `items`, not everything before it."""
-    content = _COMPACTED + base64.b64encode(json_bytes(items)).decode()
+def is_private(items: Sequence[Item]) -> bool:
+    """Return whether a compaction item stands for a conversation that must stay on the device."""
+    return any(item["type"] == "compaction" and item["encrypted_content"].startswith(_PRIVATE) for item in items)
+
+
+def compaction_of(items: Sequence[Item], *, private: bool = False) -> Item:
+    """Return a compaction item that replaces only `items`, not everything before it. `private`: whether the
+    conversation must stay on the device."""
+    content = (_PRIVATE if private else _COMPACTED) + base64.b64encode(json_bytes(items)).decode()
     return {"type": "compaction", "id": item_id("compaction"), "encrypted_content": content}
 
 
@@ -62,7 +69,7 @@ def since_compaction(items: Sequence[Item]) -> list[Item]:
         return list(items)
     param = f"input[{at}].encrypted_content"
     try:
-        content = base64.b64decode(items[at]["encrypted_content"][len(_COMPACTED) :])
+        content = base64.b64decode(items[at]["encrypted_content"].rpartition(".")[2])
         held = items_of(_list_of_parts(json_of(content), param))
     except ValueError as error:
         raise invalid_value(param, "send the content of the compaction unchanged") from error

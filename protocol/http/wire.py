@@ -22,6 +22,15 @@ _ANTHROPIC_TYPES = frozenset(
 )  # fmt: skip
 
 
+@dataclass(slots=True)
+class PrivacyMark:
+    """Mark of requests that must stay on the device. Endpoints set the mark for private earlier turns, and the router
+    for private requests. All translations of a request share its mark."""
+
+    # Whether the request must stay on the device.
+    is_private: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class WireRequest:
     """An HTTP request without a socket."""
@@ -39,6 +48,7 @@ class WireRequest:
     upload: AsyncIterator[bytes] | None = None
     # Responses of this WebSocket that are kept in memory only, by ID. None: the request came over HTTP.
     unstored: dict[str, Any] | None = None
+    mark: PrivacyMark = field(default_factory=PrivacyMark)
     # Notes on accepted parts of the body that the translation to a chat request left out.
     hints: tuple[str, ...] = ()
     # The caller's names of the chat request's fields, such as `think` for `reasoning_effort`, for errors and notes.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...accounting.prices import MAX_USD, Price
+from ...accounting.reported_usage import ReportedUsage
 from ...protocol.errors import ConfigurationError
 
 
@@ -20,7 +21,7 @@ class Prices:
     cloud_input: float | None = None
     # Price of completion tokens in the cloud, for models missing in `models`. Requires `cloud_input`.
     cloud_output: float | None = None
-    # Prices of cloud models by name: `input`, `output`, and optionally `cached_input` and `max_output`.
+    # Prices of cloud models by name: `input`, `output`, and the optional fields below.
     models: dict[str, Price] = field(default_factory=dict[str, Price])
 
     def __post_init__(self) -> None:
@@ -36,10 +37,10 @@ class Prices:
     def local(self, prompt_tokens: int, completion_tokens: int) -> float:
         return Price(self.local_input, self.local_output).of(prompt_tokens, completion_tokens)
 
-    def cloud(self, model: str, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> float | None:
+    def cloud(self, model: str, usage: ReportedUsage) -> float | None:
         """Return the cost in US dollars, or None if the model has no price."""
         price = self.of_cloud(model)
-        return None if price is None else price.of(prompt_tokens, completion_tokens, cached_tokens)
+        return None if price is None else price.of(*usage.priced)
 
     def of_cloud(self, model: str) -> Price | None:
         if model in self.models or self.cloud_input is None or self.cloud_output is None:

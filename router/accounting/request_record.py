@@ -60,7 +60,7 @@ class CloudCall:
             return counted
         read = read if self.is_broken else counted.prompt_tokens or read
         written = max(counted.completion_tokens, self.unreported_tokens)
-        return ReportedUsage(read, written, cached_tokens=counted.cached_tokens)
+        return replace(counted, prompt_tokens=read, completion_tokens=written)
 
     @property
     def prompt_estimate(self) -> int:
@@ -71,8 +71,7 @@ class CloudCall:
         """Return the cost in US dollars, or None if the model has no price."""
         if self.unbilled:
             return 0.0
-        booked = self.booked
-        return prices.cloud(self.model, booked.prompt_tokens, booked.completion_tokens, booked.cached_tokens)
+        return prices.cloud(self.model, self.booked)
 
     def charge(self, prices: Prices) -> Charge:
         """Return the call's tokens and dollars."""
@@ -198,8 +197,7 @@ class RequestRecord:
             alone = self.cloud_calls[-1].booked if self.cloud_calls else ReportedUsage()
         else:
             alone = ReportedUsage(self.local_prompt_tokens, self.local_tokens)
-        tokens = alone.prompt_tokens, alone.completion_tokens, alone.cached_tokens
-        cost, cost_alone = self.cost_usd, self.prices.cloud(self.top_model, *tokens)
+        cost, cost_alone = self.cost_usd, self.prices.cloud(self.top_model, alone)
         return None if cost_alone is None or cost is None else cost_alone - cost
 
     @property

@@ -43,11 +43,13 @@ _UNCOUNTED = dict.fromkeys((*OPAQUE, "citations", "deltas"))
 def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str) -> Demand:
     """Return the charge of the request `body` as a function of its answer's length, at the prices of its model."""
     price = record.prices.of_cloud(model) or Price()
-    read = prompt_tokens(msgspec.json.encode(body), bytes_per_token=1)  # upper bound on the prompt's tokens
+    sent = msgspec.json.encode(body)
+    read = prompt_tokens(sent, bytes_per_token=1)  # upper bound on the prompt's tokens
     size = answer_size(body, path)
     is_known = size.limit is not None or price.max_output is not None
     wanted = TokenDemand(size.least, size.most(price.max_output), is_known)
-    usd = read * price.highest_input / 1e6
+    input_price = price.highest_stored_input if b'"cache_control"' in sent else price.highest_input
+    usd = read * input_price / 1e6
     return Demand(Charge(cloud_tokens=read, usd=usd), price.output / 1e6, wanted)
 
 

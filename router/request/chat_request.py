@@ -16,7 +16,7 @@ from ...protocol.errors import InvalidRequestError, UnsupportedFeatureError, Wro
 from ...protocol.hints import UNKNOWN
 from ...protocol.http.forwarding import NOTHING, Forwarding, forwarded
 from ...protocol.http.lenient_json import object_of, table, tables
-from ...protocol.http.wire import WireRequest
+from ...protocol.http.wire import PrivacyMark, WireRequest
 from ...protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -146,7 +146,7 @@ def read_routing_request(
     native = None if request.native is None else replace(request.native, chat=dict(body))
     unknown = take_unknown_hints(body)
     options = take_options(body)
-    check_private(options, requested_tier)
+    check_private(options, requested_tier, request.mark)
     _check_frame(body)
     selected = forwarded(request.headers, request.query, request.cloud_key, request.retries)
     body["messages"] = [restored(message) for message in body["messages"]]
@@ -156,7 +156,7 @@ def read_routing_request(
         body=body,
         chat=chat,
         unsupported=unsupported,
-        private=options.private,
+        private=options.private or request.mark.is_private,
         quality=options.quality,
         confidence=options.confidence,
         confidence_signal=options.confidence_signal,
@@ -168,12 +168,18 @@ def read_routing_request(
     )
 
 
-def check_private(options: UpdraftOptions, requested_tier: RequestedTier) -> None:
-    """Raise InvalidRequestError for a private request that names the cloud."""
+def check_private(options: UpdraftOptions, requested_tier: RequestedTier, mark: PrivacyMark) -> None:
+    """Raise InvalidRequestError for a private request, or one with private earlier turns, that names the cloud."""
     if options.private and requested_tier == "cloud":
         raise InvalidRequestError(
             "updraft.private keeps a request on this device, but model='cloud' sends it away. Choose one.",
             param="updraft.private",
+        )
+    if mark.is_private and requested_tier == "cloud":
+        raise InvalidRequestError(
+            "This request continues a private conversation, which stays on this device, but model='cloud' sends it "
+            "away. Use model='auto' or 'local'.",
+            code="private",
         )
 
 

@@ -70,13 +70,16 @@ class CacheSlot:
         """Return the slot, or None if the answer may vary because the request has neither temperature 0 nor a seed.
 
         The key covers everything that the answer and its notes depend on: API key, query, headers that a cloud may
-        read, the caller's names of fields, and the request without stream options.
+        read, the caller's names of fields, and the request without stream options. The order of the fields does not
+        matter, except within a value: clouds follow the order of a schema's properties.
         """
         if cache is None or not (body.get("temperature") == 0 or isinstance(body.get("seed"), int)):
             return None
-        native = () if request.native is None else (_lasting(request.native.fields), request.native.headers)
-        parts = [caller.key, request.query, forwarded(request.headers).answer_headers, request.names, native]
-        text = msgspec.json.encode([*parts, _lasting(body)], order="sorted")
+        fields: list[Mapping[str, Any]] = [forwarded(request.headers).answer_headers, request.names, _lasting(body)]
+        if request.native is not None:
+            fields += [_lasting(request.native.fields), request.native.headers]
+        parts = [caller.key, request.query, request.mark.is_private, *(sorted(each.items()) for each in fields)]
+        text = msgspec.json.encode(parts)
         return cls(cache, hashlib.sha256(text).digest())
 
     def get(self) -> CachedCompletion | None:

@@ -91,7 +91,7 @@ def direct_job(
 ) -> RoutingRequest:
     """Return the request in the form that the rules read. Raises InvalidRequestError for options of the gates."""
     options = take_options(body)
-    check_private(options, requested_tier)
+    check_private(options, requested_tier, request.mark)
     for name in ("quality", "confidence", "hold_tokens"):
         if getattr(options, name) is not None:
             raise UnsupportedFeatureError(
@@ -103,7 +103,7 @@ def direct_job(
     return RoutingRequest(
         requested_tier=requested_tier,
         body=body,
-        private=options.private,
+        private=options.private or request.mark.is_private,
         deadline=None if request.timeout_s is None else record.started + request.timeout_s,
         forwarded=selected,
     )

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ...protocol.dialects.chat_chunks import with_notes
 from ...protocol.dialects.responses_events import ResponseEvents
 from ...protocol.errors import ConfigurationError, NotFoundError, OverloadedError, StorageError, UnsupportedFeatureError
+from ...protocol.http.wire import PrivacyMark
 from ..config import RouterConfig
 from ..storage.answer_store import AnswerStore, StoredAnswer
 
@@ -36,6 +37,8 @@ class BackgroundResponse:
     # Whether the request asked for a stream, so that later requests can follow the events.
     streamed: bool
     events: list[bytes] = field(default_factory=list[bytes])
+    # Mark of the request.
+    mark: PrivacyMark = field(default_factory=PrivacyMark)
     task: asyncio.Task[None] | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 

@@ -20,7 +20,7 @@ from ...protocol.decoding import read_object
 from ...protocol.errors import OverloadedError, UpdraftError, invalid_value
 from ...protocol.http import sse
 from ...protocol.http.app import Traffic
-from ...protocol.http.wire import WireRequest, WireResponse, close_body, off_event_loop
+from ...protocol.http.wire import PrivacyMark, WireRequest, WireResponse, close_body, off_event_loop
 from ..responses import completion as answer
 
 PATH, RESPONSES = "/v1/chat/ws", "/v1/responses"
@@ -84,7 +84,7 @@ class ChatSocket:
             raise OverloadedError(f"{MAX_AT_ONCE} chats are running over this socket. Wait for one to finish.")
         if self._traffic.draining:
             raise OverloadedError("This server is shutting down. Try again later.", code="draining")
-        request = replace(self._template, body=msgspec.json.encode(fields))
+        request = replace(self._template, body=msgspec.json.encode(fields), mark=PrivacyMark())
         self._chats[chat_id] = asyncio.create_task(self._chat(chat_id, request))
 
     async def _chat(self, chat_id: str, request: WireRequest) -> None:

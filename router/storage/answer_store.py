@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from ...accounting.budget import DAY_S
 from ...protocol.errors import ConfigurationError, NotFoundError
 from ...protocol.http.lenient_json import json_bytes, json_of
-from ...protocol.safety.database import Database, SharedFile, tables, transaction
+from ...protocol.safety.database import Database, SharedFile, columns, tables, transaction
 
 T = TypeVar("T")
 Kind = Literal["response", "chat.completion", "conversation"]
@@ -20,11 +20,12 @@ _SCHEMA = (
     """CREATE TABLE answers (
       position INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT NOT NULL, kind TEXT NOT NULL, id TEXT NOT NULL,
       created REAL NOT NULL, model TEXT NOT NULL, metadata TEXT NOT NULL, body TEXT NOT NULL, input TEXT NOT NULL,
-      events TEXT NOT NULL, UNIQUE (owner, kind, id)
+      events TEXT NOT NULL, private INTEGER NOT NULL DEFAULT 0, UNIQUE (owner, kind, id)
     ) STRICT""",
     "CREATE INDEX answers_created ON answers (created)",
     "CREATE INDEX answers_in_order ON answers (owner, kind, position)",
 )
+_ADD_PRIVATE = "ALTER TABLE answers ADD COLUMN private INTEGER NOT NULL DEFAULT 0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class StoredAnswer:
     input: list[dict[str, Any]]
     # Events of the stream, if the answer was created in the background.
     events: list[str] = field(default_factory=list[str])
+    # Whether requests that continue this answer must stay on the device.
+    private: bool = False
 
     def with_metadata(self, metadata: dict[str, str]) -> StoredAnswer:
         return replace(self, metadata=metadata, body={**self.body, "metadata": metadata})
@@ -120,6 +123,8 @@ class AnswerStore:
             if not names:
                 for statement in _SCHEMA:
                     connection.execute(statement)
+            elif "private" not in columns(connection, "answers"):
+                connection.execute(_ADD_PRIVATE)
             self._prune(connection)
 
     def put(self, answer: StoredAnswer) -> None:
@@ -158,14 +163,15 @@ class AnswerStore:
     def change(
         self, owner: str, kind: Kind, answer_id: str, change: Callable[[StoredAnswer], StoredAnswer]
     ) -> StoredAnswer:
-        """Apply `change` to an answer's metadata, body and input, atomically, and return the changed answer. Raises
-        NotFoundError."""
+        """Apply `change` to an answer's metadata, body, input and privacy, atomically, and return the changed answer.
+        Raises NotFoundError."""
         key = (owner, kind, answer_id)
         with self._database.transaction() as connection:
             changed = change(self._get(connection, *key))
             texts = [json_bytes(each).decode() for each in (changed.metadata, changed.body, changed.input)]
-            query = "UPDATE answers SET metadata = ?, body = ?, input = ? WHERE owner = ? AND kind = ? AND id = ?"
-            connection.execute(query, (*texts, *key))
+            sets = "metadata = ?, body = ?, input = ?, private = ?"
+            query = f"UPDATE answers SET {sets} WHERE owner = ? AND kind = ? AND id = ?"
+            connection.execute(query, (*texts, changed.private, *key))
         return changed
 
     def delete(self, owner: str, kind: Kind, answer_id: str) -> None:
@@ -177,19 +183,24 @@ class AnswerStore:
         if not deleted.rowcount:
             raise missing(answer_id)
 
-    def items(self, owner: str, ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Return the items with these IDs, from responses and their inputs. Raises NotFoundError for an unknown ID."""
+    def items(self, owner: str, ids: Collection[str]) -> tuple[dict[str, dict[str, Any]], bool]:
+        """Return the items with these IDs, from responses and their inputs, and whether one of these responses is
+        private. Raises NotFoundError for an unknown ID."""
         items: dict[str, dict[str, Any]] = {}
+        is_private = False
         after, more = None, True
         while more and len(items) < len(ids):
             answers, more = self.page(owner, "response", Page(after=after, newest_first=True))
-            each = (item for answer in answers for item in (*answer.body["output"], *answer.input))
-            items |= {item["id"]: item for item in each if item["id"] in ids}
+            for answer in answers:
+                each = (*answer.body["output"], *answer.input)
+                named = {item["id"]: item for item in each if item["id"] in ids}
+                items |= named
+                is_private = is_private or (answer.private and bool(named))
             after = answers[-1].id if answers else None
         for item_id in ids:
             if item_id not in items:
                 raise missing(item_id)
-        return items
+        return items, is_private
 
     def close(self) -> None:
         self._database.close()
@@ -221,4 +232,6 @@ def missing(answer_id: str) -> NotFoundError:
 
 def _answer(row: tuple[Any, ...]) -> StoredAnswer:
     values = dict(zip(_COLUMNS, row, strict=True))
-    return StoredAnswer(**{**values, **{name: json_of(values[name].encode(), exact=True) for name in _JSON}})
+    values |= {name: json_of(values[name].encode(), exact=True) for name in _JSON}
+    values["private"] = bool(values["private"])
+    return StoredAnswer(**values)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import updraft
+from updraft.accounting.reported_usage import ReportedUsage
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.settings import PROCESS_VARIABLES
 from updraft.router.accounting.budget import BudgetLimits
@@ -100,8 +101,8 @@ def test_tables(tmp_path: Path) -> None:
     assert config.budget == BudgetLimits(usd=6.0, cloud_share=0.3)
     assert config.budget_per_key == BudgetLimits(usd=1.5, cloud_tokens=1000)
     assert config.budget_per_user == BudgetLimits(cloud_share=0.5)
-    assert config.prices.cloud("big-1", 1_000_000, 1_000_000) == 10.0
-    assert config.prices.cloud("other", 1_000_000, 1_000_000) is None
+    assert config.prices.cloud("big-1", ReportedUsage(1_000_000, 1_000_000)) == 10.0
+    assert config.prices.cloud("other", ReportedUsage(1_000_000, 1_000_000)) is None
 
 
 def test_middle_tiers(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_middle_tiers(tmp_path: Path) -> None:
     config = load(tmp_path, toml)
     (medium,) = config.middle_tiers
     assert (medium.url, medium.model, medium.api_key, medium.skip_above) == ("http://m/v1", "medium", "sk-secret", 0.8)
-    assert config.prices.cloud("medium", 1_000_000, 0) == pytest.approx(0.1)
+    assert config.prices.cloud("medium", ReportedUsage(1_000_000, 0)) == pytest.approx(0.1)
     assert "sk-secret" not in repr(config)
     assert load(tmp_path, toml, middle_tiers=()).middle_tiers == ()
     assert load(tmp_path, 'cloud_url = "http://top"\ncloud_model = "large"', middle_tiers=(medium,)).middle_tiers == (

@@ -212,7 +212,11 @@ def _usage(counts: dict[str, Any]) -> dict[str, Any]:
     read, written, cached, stored = (
         max(whole(counts.get(name)), sum(whole(step.get(name)) for step in steps)) for name in _COUNTS
     )
-    usage = usage_of(read + cached + stored, written, cached, stored)
+    outer, inner = (
+        sum(whole(object_of(each.get("cache_creation")).get("ephemeral_1h_input_tokens")) for each in usages)
+        for usages in ([counts], steps)
+    )
+    usage = usage_of(read + cached + stored, written, cached, stored, min(max(outer, inner), stored))
     return {name: usage[name] for name in (usage if counts.get("output_tokens") is not None else PROMPT_USAGE)}
 
 

@@ -279,7 +279,8 @@ class ContentEvents:
 
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
         chunks = self._chunks
-        chunks.id, chunks.model = str(event.get("responseId") or chunks.id), str(event.get("modelVersion"))
+        chunks.id = str(event.get("responseId") or chunks.id)
+        chunks.model = str(event.get("modelVersion") or chunks.model)
         made: list[dict[str, Any]] = []
         for candidate in _candidates(event):
             index = whole(candidate.get("index"))

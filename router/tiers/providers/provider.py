@@ -67,10 +67,12 @@ def completion_of(chunks: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return completion
 
 
-def usage_of(read: int, written: int, cached: int, stored: int = 0, **more: Any) -> dict[str, Any]:
-    """Return OpenAI's usage object. `cached` and `stored`: tokens read from and written to the cache."""
+def usage_of(read: int, written: int, cached: int, stored: int = 0, stored_1h: int = 0, **more: Any) -> dict[str, Any]:
+    """Return OpenAI's usage object. `cached` and `stored`: tokens read from and written to the cache; `stored_1h`:
+    tokens of `stored` that are kept for an hour."""
     counts = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
-    details = {"cached_tokens": cached, **({"cache_write_tokens": stored} if stored else {})}
+    writes = {"cache_write_tokens": stored, "cache_write_1h_tokens": stored_1h}
+    details = {"cached_tokens": cached, **{name: count for name, count in writes.items() if count}}
     return {**counts, "prompt_tokens_details": details, **more}
 
 

@@ -30,6 +30,8 @@ from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import NO_CHARGE, Budget, BudgetLimits, Charge, Demand, Reservation
 from updraft.router.accounting.ledger import REQUESTS, Ledger
 from updraft.router.accounting.prices import Prices
+from updraft.router.accounting.request_record import RequestRecord
+from updraft.router.cascade.cloud_call import demand_of
 from updraft.router.request.chat_request import Caller
 
 INPUT, OUTPUT = 1.0, 5.0
@@ -695,3 +697,20 @@ def test_request_is_charged_once_despite_changed_limits(spending: Callable[..., 
 
     with long_cloud(tokens=100) as cloud:
         run(test(cloud))
+
+
+@pytest.mark.parametrize("place", ["top", "part", "tool"])
+def test_a_request_that_asks_for_cache_writes_reserves_their_price(place: str) -> None:
+    hint = {"cache_control": {"type": "ephemeral"}}
+    part = {"type": "text", "text": "word " * 1000}
+    plain: dict[str, Any] = {"messages": [{"role": "user", "content": [part]}], "tools": [{"type": "function"}]}
+    asked: dict[str, Any] = {
+        "top": {**plain, **hint},
+        "part": {**plain, "messages": [{"role": "user", "content": [{**part, **hint}]}]},
+        "tool": {**plain, "tools": [{"type": "function", **hint}]},
+    }
+    demands = [
+        demand_of(RequestRecord(PRICES, "big"), body, "big", "chat/completions") for body in (plain, asked[place])
+    ]
+    rates = [each.fixed.usd / each.fixed.cloud_tokens * 1e6 for each in demands]
+    assert rates == [pytest.approx(INPUT), pytest.approx(2 * INPUT)]

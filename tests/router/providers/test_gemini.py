@@ -122,6 +122,11 @@ def test_an_answer_becomes_a_completion(provider: ScriptedProvider, ask: Ask) ->
     assert (done["usage"]["prompt_tokens"], done["usage"]["completion_tokens"]) == (12, 7), "thoughts are billed"
 
 
+def test_an_answer_without_a_model_names_none(provider: ScriptedProvider, ask: Ask) -> None:
+    provider.says({name: value for name, value in answer({"text": "Hi."}).items() if name != "modelVersion"})
+    assert ask(NATIVE).get("model") in ("", NATIVE["cloud_model"])
+
+
 def test_a_stream(provider: ScriptedProvider, ask: Ask) -> None:
     call = {"functionCall": {"id": "c1", "name": "weather", "args": {}}}
     provider.says(

@@ -50,6 +50,30 @@ def test_the_second_time_costs_nothing_whole_or_streamed(
     run(test())
 
 
+def _named(*names: str) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        lambda schema: {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}},
+        lambda schema: {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]},
+    ],
+    ids=["response_format", "tools"],
+)
+def test_the_order_of_properties_is_in_the_key_and_that_of_fields_is_not(bench: Any, field: Any) -> None:
+    async def test() -> None:
+        async with bench(cache=ON) as b:
+            fields = {"model": "cloud", **SAME, **field(_named("reasoning", "answer"))}
+            await b.answer(**fields)
+            assert (await b.answer(**dict(reversed(fields.items()))))["updraft"]["route"] == "cache"
+            other = {**fields, **field(_named("answer", "reasoning"))}
+            assert (await b.answer(**other))["updraft"]["route"] != "cache"
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     "other",
     [

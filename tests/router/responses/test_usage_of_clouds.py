@@ -193,5 +193,39 @@ def test_tokens_written_to_the_cache(cloud: ScriptedProvider, daemons: dict[str,
     else:
         cloud.says({**message, **ended, "usage": {**usage, "output_tokens": 5}})
     counts = counts_of(ask(daemons["anthropic"], path, stream=stream), path)
-    assert counts[:3] == (1000, 5, pytest.approx((200 + 80 + 10) / 1e6))
+    assert counts[:3] == (1000, 5, pytest.approx((100 + 80 + 125 + 10) / 1e6))
     assert counts[3:] in ((), (800, 100))
+
+
+WRITES: dict[str, dict[str, Any]] = {
+    "Anthropic": {
+        "input_tokens": 100,
+        "output_tokens": 5,
+        "cache_creation_input_tokens": 900,
+        "cache_creation": {"ephemeral_5m_input_tokens": 400, "ephemeral_1h_input_tokens": 500},
+    },
+    "OpenRouter": {**STANDARD, "prompt_tokens_details": {"cache_write_tokens": 900, "cached_tokens": 0}},
+    "Qwen": {**STANDARD, "prompt_tokens_details": {"cache_creation_input_tokens": 900, "cached_tokens": 0}},
+}
+
+
+@pytest.mark.parametrize(("form", "cost"), [("Anthropic", 100 + 500 + 1000), ("OpenRouter", 1225), ("Qwen", 1225)])
+@pytest.mark.parametrize("path", ASKED)
+def test_cache_writes_cost_more_than_plain_input(
+    cloud: ScriptedProvider, daemons: dict[str, str], path: str, form: str, cost: int
+) -> None:
+    usage = WRITES[form]
+    if form == "Anthropic":
+        about = {"id": "m1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn"}
+        cloud.says({**about, "content": [{"type": "text", "text": "Yes."}], "usage": usage})
+    else:
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}
+        cloud.says({**HEAD, "choices": [choice], "usage": usage})
+    (answer,) = ask(daemons["anthropic" if form == "Anthropic" else "openai"], path, stream=False)
+    counts = counts_of([answer], path)
+    assert counts[:3] == (1000, 5, pytest.approx((cost + 10) / 1e6))
+    assert counts[3:] in ((), (0, 900))
+    if path == "/v1/messages":
+        hour = 500 if form == "Anthropic" else 0
+        by_time = {"ephemeral_5m_input_tokens": 900 - hour, "ephemeral_1h_input_tokens": hour}
+        assert answer["usage"]["cache_creation"] == by_time

@@ -11,6 +11,7 @@ from anthropic.types import Message
 from router_fakes import CLOUD_TEXT, LOCAL_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
 from scripted_cloud import cloud_says, cloud_streams
 from serving import serving
+from updraft.protocol.dialects.messages_request import read_messages_request
 from updraft.router.config import RouterConfig
 from updraft.router.router import Router
 from updraft.router.server.app import daemon_app
@@ -190,6 +191,28 @@ def test_parallel_calls_in_a_stream(client: anthropic.Anthropic, cloud: FakeClou
     calls = [block for block in message.content if block.type == "tool_use"]
     assert [(call.id, call.input) for call in calls] == [("toolu_1", {"city": "Bern"}), ("toolu_2", {"city": "Bern"})]
     assert message.stop_reason == "tool_use"
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({"thinking": {"type": "disabled"}}, "none"),
+        ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, "none"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "high"),
+        ({"thinking": {"type": "adaptive"}}, None),
+        ({}, None),
+    ],
+)
+def test_the_reasoning_switch_reaches_the_cloud(
+    client: anthropic.Anthropic, cloud: FakeCloud, fields: dict[str, Any], effort: str | None
+) -> None:
+    client.messages.create(model="cloud", **HELLO, extra_body=fields)
+    assert cloud.requests[-1].get("reasoning_effort") == effort
+
+
+def test_errors_name_the_callers_switch_of_parallel_calls() -> None:
+    request = read_messages_request({**HELLO, "model": "cloud", "tools": [TOOL]})
+    assert request.names["parallel_tool_calls"] == "tool_choice.disable_parallel_tool_use"
 
 
 def test_prefill_is_continued_and_the_stop_sequence_named(client: anthropic.Anthropic, local: ScriptedLocal) -> None:

@@ -165,7 +165,7 @@ def test_tools_thinking_and_pictures(client: ollama.Client, cloud: FakeCloud) ->
     assert told == {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "rain"}
     assert (sent["reasoning_effort"], sent["response_format"]) == ("none", {"type": "json_object"})
     cloud.says = None
-    for think, effort in (("false", "none"), ("true", None), (None, None)):
+    for think, effort in (("false", "none"), ("true", "medium"), (True, "medium"), (None, None)):
         client.chat("cloud", [{"role": "user", "content": "hi"}], think=think)  # pyright: ignore[reportArgumentType]
         assert cloud.requests[-1].get("reasoning_effort") == effort
 

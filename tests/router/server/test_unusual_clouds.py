@@ -323,6 +323,7 @@ def test_arguments_as_an_object(
         ('{"path": "a", "more": "lor', "length", {"path": "a", "more": "lor"}, "were cut by the token limit"),
         ('{"path": [1, {"b', "length", {"path": [1, {}]}, "were cut by the token limit"),
         ("{", "length", {}, "were cut by the token limit"),
+        ("", "length", {}, "were cut by the token limit"),
         (DEEP, "tool_calls", {"raw_arguments": DEEP}, "are not a JSON object"),
         ('{"path": "NaN", "n": -Infinity}', "tool_calls", {"path": "NaN", "n": None}, "hold NaN, Infinity or too"),
         ('{"path": "\\ud83d", "n": 1e400}', "tool_calls", {"path": "\ud83d", "n": None}, "or too large a number"),

@@ -90,7 +90,8 @@ def test_items_are_found_in_any_response(opened: Callable[..., AnswerStore]) -> 
         body = {"output": [{"id": f"out-{number}"}]}
         store.put(replace(answer(number, body=body, input=[{"id": f"in-{number}"}]), kind="response"))
     wanted = {"out-0", "in-44", "in-20"}
-    assert set(store.items("me", wanted)) == wanted
+    items, is_private = store.items("me", wanted)
+    assert (set(items), is_private) == (wanted, False)
     for owner, item_id in (("me", "in-45"), ("other", "in-1")):
         with pytest.raises(NotFoundError, match=item_id):
             store.items(owner, {"in-44", item_id} if owner == "me" else {item_id})

@@ -30,8 +30,13 @@ class ConversationRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def extend(context: RequestContext, conversation_id: str, items: Sequence[Item]) -> None:
-    """Add items to a conversation. Raises NotFoundError."""
-    await _change(context, conversation_id, lambda each: replace(each, input=[*each.input, *items]))
+    """Add items to a conversation. A private request makes the conversation private. Raises NotFoundError."""
+
+    def extended(stored: StoredAnswer) -> StoredAnswer:
+        is_private = stored.private or context.request.mark.is_private
+        return replace(stored, input=[*stored.input, *items], private=is_private)
+
+    await _change(context, conversation_id, extended)
 
 
 async def create(context: RequestContext) -> WireResponse:

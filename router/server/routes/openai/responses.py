@@ -25,13 +25,13 @@ from .....protocol.dialects.responses_events import (
     summary_body,
     whole_response,
 )
-from .....protocol.dialects.responses_items import Item, items_of, since_compaction, with_own_ids
+from .....protocol.dialects.responses_items import Item, is_private, items_of, since_compaction, with_own_ids
 from .....protocol.dialects.responses_request import ResponsesRequest, chat_body, prompt_body, read_responses_request
 from .....protocol.errors import InvalidRequestError, NotFoundError, UpdraftError, UpstreamError, invalid_value
 from .....protocol.http import sse
 from .....protocol.http.lenient_json import json_of
 from .....protocol.http.sse import TranslatedBody
-from .....protocol.http.wire import WireRequest, WireResponse, off_event_loop
+from .....protocol.http.wire import PrivacyMark, WireRequest, WireResponse, off_event_loop
 from ....responses import completion as answer
 from ....storage.answer_store import StoredAnswer
 from ...answers import BackgroundResponse, is_ended, not_stored
@@ -72,7 +72,7 @@ class _Creation:
     async def keep(self, events: Sequence[bytes] = ()) -> bool:
         """Store the response and extend its conversation, as requested. On failure unset `store` and return False."""
         response, unstored = self.response, self.context.request.unstored
-        stored = _stored(self.context.owner, response, self.items, events)
+        stored = _stored(self.context.owner, response, self.items, events, self.chat.mark)
         if unstored is not None and response["status"] in _ANSWERED:
             unstored.clear()
             unstored[stored.id] = stored
@@ -108,6 +108,8 @@ async def create(context: RequestContext) -> WireResponse:
     translated = await off_event_loop(body, lambda: msgspec.json.encode(chat_body(asked, shown)))
     chat = replace(context.request, body=translated, hints=asked.hints, names=asked.names)
     creation = _Creation(context, asked, items, known, chat, response)
+    if asked.background or not asked.generate:  # may be stored before the router has read the request
+        await context.router.mark(chat)
     if asked.background:
         await context.answers.use(lambda _: None)  # fail now if the store is unusable
         return _begin(creation)
@@ -138,7 +140,10 @@ async def compact(context: RequestContext) -> WireResponse:
     asked = await off_event_loop(body, lambda: read_compact_request(body))
     items, _ = await _conversation(context, asked)
     chat = replace(context.request, body=summary_body(asked, items), hints=asked.hints)
-    return await context.router.chat(chat, lambda made: translated(made, compacted_response))
+    mark = context.request.mark
+    return await context.router.chat(
+        chat, lambda made: translated(made, partial(compacted_response, private=mark.is_private))
+    )
 
 
 async def _compaction(context: RequestContext, asked: ResponsesRequest, items: list[Item]) -> list[Item]:
@@ -154,23 +159,28 @@ async def _compaction(context: RequestContext, asked: ResponsesRequest, items: l
     if made.status != 200 or not isinstance(made.body, bytes):
         return []
     try:
-        return [compaction_by(json_of(made.body), rest)]
+        return [compaction_by(json_of(made.body), rest, private=context.request.mark.is_private)]
     except UpstreamError as error:
         log.warning("the conversation was not compacted: %s", error.message)
         return []
 
 
 async def _conversation(context: RequestContext, asked: ResponsesRequest) -> tuple[list[Item], int]:
-    """Return the items before the answer, and how many are stored. Raises NotFoundError, InvalidRequestError."""
+    """Return the items before the answer, and how many are stored. Mark the request if an item is of a private request.
+    Raises NotFoundError, InvalidRequestError."""
     if (asked.input, asked.previous_response_id, asked.conversation) == (None, None, None) and not asked.instructions:
         raise InvalidRequestError("input is required.", param="input", code="invalid_value")
     earlier, added = await _earlier(context, asked), items_of([] if asked.input is None else asked.input)
     referred = {item["id"] for item in added if item["type"] == "item_reference"}
-    try:
-        known = await context.answers.use(lambda store: store.items(context.owner, referred)) if referred else {}
-    except NotFoundError as error:
-        raise NotFoundError(error.message, param="input", code=error.code) from error
+    known, mark = dict[str, Item](), context.request.mark
+    if referred:
+        try:
+            known, is_marked = await context.answers.use(lambda store: store.items(context.owner, referred))
+        except NotFoundError as error:
+            raise NotFoundError(error.message, param="input", code=error.code) from error
+        mark.is_private |= is_marked
     items = with_own_ids([*earlier, *(known.get(item["id"], item) for item in added)])
+    mark.is_private |= is_private(items)
     if earlier:
         calls = {item.get("call_id") for item in since_compaction(items) if item["type"] == "function_call"}
         for index, item in enumerate(added):
@@ -186,7 +196,9 @@ async def _earlier(context: RequestContext, asked: ResponsesRequest) -> list[Ite
         if previous is not None:
             raise invalid_value("conversation", "leave out previous_response_id or conversation")
         context.answers.wanted("conversation")
-        return (await context.stored("conversation", conversation)).input
+        held = await context.stored("conversation", conversation)
+        context.request.mark.is_private |= held.private
+        return held.input
     if previous is None:
         return []
     if context.answers.running(context.owner, previous) is not None:
@@ -197,6 +209,7 @@ async def _earlier(context: RequestContext, asked: ResponsesRequest) -> list[Ite
     except NotFoundError as error:
         code = "previous_response_not_found"
         raise NotFoundError(error.message, param="previous_response_id", code=code) from error
+    context.request.mark.is_private |= stored.private
     return [*stored.input, *stored.body["output"]]
 
 
@@ -213,7 +226,8 @@ async def _events(creation: _Creation, payloads: AsyncIterator[bytes]) -> AsyncG
 def _begin(creation: _Creation) -> WireResponse:
     """Start the response in the background. Raises OverloadedError."""
     response, streamed = creation.response, creation.asked.stream
-    running = BackgroundResponse(creation.context.owner, response, creation.items, streamed)
+    owner, mark = creation.context.owner, creation.chat.mark
+    running = BackgroundResponse(owner, response, creation.items, streamed, mark=mark)
     response["status"] = "queued"
     queued = WireResponse.json(response)
     creation.context.answers.begin(running, _run(creation, running))
@@ -292,7 +306,8 @@ async def cancel(context: RequestContext) -> WireResponse:
     response = running.response
     if not is_ended(response):
         response["status"] = "cancelled"
-        await context.answers.keep(_stored(running.owner, response, running.input, running.events))
+        stored = _stored(running.owner, response, running.input, running.events, running.mark)
+        await context.answers.keep(stored)
     return WireResponse.json(response)
 
 
@@ -306,9 +321,13 @@ def _running(context: RequestContext) -> BackgroundResponse | None:
     return context.answers.running(context.owner, context.parameters["response"])
 
 
-def _stored(owner: str, response: dict[str, Any], items: list[Item], events: Sequence[bytes]) -> StoredAnswer:
+def _stored(
+    owner: str, response: dict[str, Any], items: list[Item], events: Sequence[bytes], mark: PrivacyMark
+) -> StoredAnswer:
     about = response["id"], response["created_at"], response["model"], response["metadata"]
-    return StoredAnswer(owner, _KIND, *about, response, items, [event.decode() for event in events])
+    return StoredAnswer(
+        owner, _KIND, *about, response, items, [event.decode() for event in events], private=mark.is_private
+    )
 
 
 ROUTES = (

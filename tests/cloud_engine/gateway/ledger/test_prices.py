@@ -38,6 +38,19 @@ def test_cached_tokens_have_a_price_of_their_own() -> None:
     assert Price(input=10, output=20).of(1000, 100, 400) == pytest.approx(12e-3)
 
 
+def test_cache_writes_have_prices_of_their_own() -> None:
+    """By default those of Anthropic: 1.25 times the input for 5 minutes, twice the input for an hour."""
+    counts = 1000, 0, 100, 800, 300
+    assert Price(input=10).of(*counts) == pytest.approx((100 * 10 + 100 * 10 + 500 * 12.5 + 300 * 20) / 1e6)
+    price = Price(input=10, cached_input=1, cache_write_input=11, cache_write_1h_input=13)
+    assert price.of(*counts) == pytest.approx((100 * 10 + 100 * 1 + 500 * 11 + 300 * 13) / 1e6)
+    assert (Price(input=10).highest_input, Price(input=10).highest_stored_input) == (10, 20)
+    assert (price.highest_input, price.highest_stored_input) == (13, 13)
+    assert Price(input=10, cache_write_1h_input=4).highest_stored_input == 12.5
+    with pytest.raises(ConfigurationError, match="cache_write_input"):
+        Price(cache_write_input=-1)
+
+
 def test_files(tmp_path: Path) -> None:
     """Ours as TOML and JSON, and the public one of LiteLLM, whose entries without token prices are left out."""
     ours = tmp_path / "prices.toml"
@@ -54,6 +67,13 @@ def test_files(tmp_path: Path) -> None:
         "m": {"input_cost_per_token": 1e-6, "output_cost_per_token": 2e-6, "litellm_provider": "x"},
         "image": {"output_cost_per_image": 0.02},
     }
+    ours.write_text(json.dumps(public))
+    assert load_prices(str(ours)) == PriceTable.of([DatedPrice("m", 1.0, 2.0)])
+    writes = {"cache_creation_input_token_cost": 1.5e-6, "cache_creation_input_token_cost_above_1hr": 3e-6}
+    ours.write_text(json.dumps({"m": {**public["m"], **writes}}))
+    price = load_prices(str(ours)).at("m", 0)
+    assert price is not None and price.cache_write_input == pytest.approx(1.5)
+    assert price.cache_write_1h_input == pytest.approx(3)
     ours.write_text(json.dumps(public))
     assert load_prices(str(ours)) == PriceTable.of([DatedPrice("m", 1.0, 2.0)])
 
