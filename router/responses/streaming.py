@@ -29,6 +29,22 @@ from ..tiers.interfaces import CloudStream, LocalAnswer, LocalGeneration, Token
 from .completion import ChunkWriter, CloudReasoning, ShownTokens, internal_error, notes_in, token_logprobs
 
 log = logging.getLogger("updraft.router")
+#: Fields of an event without choices that are not part of the answer.
+_ABOUT = frozenset(
+    (
+        "id",
+        "object",
+        "created",
+        "model",
+        "choices",
+        "usage",
+        "service_tier",
+        "system_fingerprint",
+        "obfuscation",
+        "timings",
+        "updraft",
+    )
+)
 
 
 class StreamError(Exception):
@@ -236,6 +252,7 @@ async def relay(
     """
     finish: dict[str, Any] | None = None
     counted: bytes | None = None
+    beside: dict[str, Any] = {}  # parts of the answer in events without choices, such as xAI's citations
     written = 0
     try:
         async for payload, event in stream:
@@ -243,6 +260,7 @@ async def relay(
                 record.counted(usage)
             if not event["choices"]:
                 counted = counted if usage is None else payload
+                beside |= {name: value for name, value in event.items() if value and name not in _ABOUT}
                 continue
             if reasoning is not None:
                 event = reasoning.event(event)  # noqa: PLW2901
@@ -267,7 +285,7 @@ async def relay(
     if finish is None:
         raise StreamError(EngineError("The cloud's stream ended without a finish reason."))
     record.notes = notes_in(finish)
-    yield sse.event({**finish, "updraft": record.info()})
+    yield sse.event({**finish, **beside, "updraft": record.info()})
     if adopt is None:
         yield (b"data: " + counted + b"\n\n" if counted is not None and include_usage else b"") + sse.DONE
 

@@ -57,9 +57,8 @@ class GrowthForecast:
         return math.ceil(max(0.0, np.max(self._needed_with(state))))
 
     def steps_until(self, num_blocks: int, state: RequestState) -> float:
-        """Return after how many steps the answers and that of `state` will probably need more than `num_blocks` more.
-
-        Infinite if they never will."""
+        """Return after how many steps all answers and that of `state` will probably need more than `num_blocks` more
+        blocks; infinity if all fit forever."""
         exceeding = self._needed_with(state) > num_blocks
         return float(_AHEAD[np.argmax(exceeding)]) if np.any(exceeding) else math.inf
 

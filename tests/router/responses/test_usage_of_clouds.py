@@ -197,6 +197,20 @@ def test_tokens_written_to_the_cache(cloud: ScriptedProvider, daemons: dict[str,
     assert counts[3:] in ((), (800, 100))
 
 
+def test_citations_beside_the_usage_reach_clients_that_want_no_usage(
+    cloud: ScriptedProvider, daemons: dict[str, str]
+) -> None:
+    text = {"choices": [{"index": 0, "delta": {"content": "Yes."}, "finish_reason": None}]}
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    cited = {"choices": [], "usage": STANDARD, "citations": ["https://example.com"]}
+    cloud.says("".join(f"data: {json.dumps(HEAD | each)}\n\n" for each in (text, end, cited)) + "data: [DONE]\n\n")
+    body = {"model": "cloud", "stream": True, "messages": HELLO}
+    reply = httpx.post(f"{daemons['openai']}/v1/chat/completions", json=body, timeout=60)
+    events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+    assert [event["citations"] for event in events if "citations" in event] == [["https://example.com"]]
+    assert not any(event.get("usage") for event in events)
+
+
 WRITES: dict[str, dict[str, Any]] = {
     "Anthropic": {
         "input_tokens": 100,

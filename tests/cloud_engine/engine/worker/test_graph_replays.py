@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.kv.sizing import cache_spec
@@ -29,13 +30,13 @@ class CountedGraphs(StepGraphs):
         self.captures += 1
         return lambda: None
 
-    def run(self, spans, token_ids, shift=None):
-        size = smallest_size(self._sizes, len(token_ids), len(spans))
-        if super().run(spans, token_ids, shift) is None:
+    def run(self, batch, token_ids, shift=None):
+        size = smallest_size(self._sizes, len(token_ids), len(batch.rows) - 1)
+        if super().run(batch, token_ids, shift) is None:
             return None
         assert size is not None
         self.replayed[size] += 1
-        return self._runner.model.logits(self._runner._hidden(spans, token_ids, shift))[: len(token_ids)]
+        return self._runner.model.logits(self._runner._hidden(batch, token_ids, shift))[: len(token_ids)]
 
 
 def trace(make_prompts, ask, answers=()):
@@ -60,11 +61,10 @@ def counted_run(
     coming, steps = list(requests), []
     forward = engine._worker._forward
 
-    def noted(batch, num_decodes):
-        rows = sum(state.num_tokens + len(state.draft_ids) for state in batch)
-        reads = any(state.num_tokens > 1 for state in batch[num_decodes:])
+    def noted(slots, counts, num_drafts):
         before = graphs.replayed.total() if graphs else 0
-        launched = forward(batch, num_decodes)
+        launched = forward(slots, counts, num_drafts)
+        rows, reads = int(np.sum(counts + num_drafts)), bool(np.any(counts > 1))
         steps.append((rows, graphs.replayed.total() - before if graphs else 0, reads))
         return launched
 
