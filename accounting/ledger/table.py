@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Container, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -17,6 +17,9 @@ Values = tuple[Any, ...]
 """One row's values, in column order."""
 
 SETTLED = "settled"
+
+NOT_STORED = {"is_stored": False}
+"""Metadata of a row's field that is no column."""
 
 
 class BookedRow(NamedTuple):
@@ -63,7 +66,7 @@ class RequestRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table with one column per field of a dataclass."""
+    """A table with one column per field of a dataclass, except fields that are `NOT_STORED`."""
 
     name: str
     row: type[Any]
@@ -78,11 +81,16 @@ class Table:
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
-        return tuple(each.name for each in fields(self.row))
+        return tuple(each.name for each in self.stored)
+
+    @cached_property
+    def stored(self) -> tuple[Field[Any], ...]:
+        """The row's fields with a column."""
+        return tuple(each for each in fields(self.row) if each.metadata.get("is_stored", True))
 
     def types(self, *, postgres: bool = False) -> dict[str, str]:
         """Return the columns' SQL types."""
-        names = {each.name: str(each.type).partition(" | None") for each in fields(self.row)}
+        names = {each.name: str(each.type).partition(" | None") for each in self.stored}
         return {
             name: _TYPES.get(kind, _TEXT)[postgres] + ("" if null else " NOT NULL")
             for name, (kind, null, _) in names.items()
@@ -105,7 +113,7 @@ class Table:
         for before, expressions in self.upgrades.items():
             made |= expressions if file_format < before else {}
         columns: list[str] = []
-        for each in fields(self.row):
+        for each in self.stored:
             value = made.get(each.name, each.name if each.name in existing else "NULL")
             default = "NULL" if each.default in (None, MISSING) else repr(each.default)
             columns.append(f"coalesce({value}, {default}) AS {each.name}")
@@ -175,4 +183,4 @@ class LedgerTable(Table):
         if len(values) != len(names):
             raise ValueError("the row's number of columns does not match its format")
         known = dict(zip(names, values, strict=True))
-        return BookedRow(tuple(known.get(each.name, each.default) for each in fields(self.row)), bookings)
+        return BookedRow(tuple(known.get(each.name, each.default) for each in self.stored), bookings)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import getrandbits  # each forked process has its own seed
 from typing import Literal
 
-from ....accounting.ledger.table import LedgerTable, RequestRow
+from ....accounting.ledger.table import NOT_STORED, LedgerTable, RequestRow
 
 RESPONSE_CACHE = "response-cache"
 """Value of `node` in rows whose answer came from the response cache."""
@@ -32,6 +32,9 @@ class UsageRow(RequestRow):
     node: str = ""
     # Prompt tokens; estimated if the answer broke off before the node reported them.
     prompt_tokens: int = 0
+    # Prompt tokens that the node wrote to its cache, and those that it keeps for an hour, which `cost_usd` counts.
+    stored_tokens: int = field(default=0, metadata=NOT_STORED)
+    stored_1h_tokens: int = field(default=0, metadata=NOT_STORED)
     # Completion tokens.
     completion_tokens: int = 0
     # Tokens of the request's prediction that the model accepted.

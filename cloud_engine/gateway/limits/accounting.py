@@ -135,13 +135,13 @@ class Account:
         row, accounting = self._row, self._accounting
         if self.is_sent and not row.prompt_tokens and (row.completion_tokens or row.status == 200 or is_left):
             row.prompt_tokens = self._size.prompt_tokens  # the node may have processed the whole prompt
-        costs = row.status, row.prompt_tokens, row.completion_tokens, row.cached_tokens
-        if costs == self._booked:
+        tokens = row.prompt_tokens, row.completion_tokens, row.cached_tokens, row.stored_tokens, row.stored_1h_tokens
+        if (row.status, *tokens) == self._booked:
             return
-        self._booked = costs
+        self._booked = row.status, *tokens
         price = accounting.node_prices.get(row.node) or accounting.prices.at(row.model, row.started_at)
         if price is not None:
-            row.cost_usd = price.of(row.prompt_tokens, row.completion_tokens, row.cached_tokens)
+            row.cost_usd = price.of(*tokens)
         accounting.ledger.book(row)
 
 

@@ -137,4 +137,5 @@ class PassthroughUsage:
         row.completion_tokens = usage.completion_tokens or row.completion_tokens
         if usage.prompt_tokens:
             row.prompt_tokens, row.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+            row.stored_tokens, row.stored_1h_tokens = usage.stored_tokens, usage.stored_1h_tokens
         return usage.completion_tokens > 0

@@ -172,5 +172,6 @@ def read_usage(payload: bytes, row: UsageRow, prompt_estimate: int = 0) -> bool:
         return False
     row.prompt_tokens, row.completion_tokens = usage.prompt_tokens, usage.completion_tokens
     row.cached_tokens = usage.cached_tokens
+    row.stored_tokens, row.stored_1h_tokens = usage.stored_tokens, usage.stored_1h_tokens
     row.accepted_prediction_tokens, row.rejected_prediction_tokens = usage.accepted, usage.rejected
     return usage.has_completion

@@ -18,7 +18,7 @@ from updraft.cloud_engine.gateway.limits.request_size import RequestSize
 from updraft.cloud_engine.gateway.relay.answer import relay_passthrough, relay_stream
 from updraft.cloud_engine.gateway.relay.call import Call
 from updraft.cloud_engine.gateway.relay.passthrough import PassthroughUsage
-from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions
+from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions, meter_whole
 from updraft.cloud_engine.gateway.upstream.connection import SilenceTimeouts
 from updraft.cloud_engine.gateway.upstream.failures import AnswerFailure
 from updraft.protocol.errors import RequestCancelledError, RequestTimeoutError
@@ -209,3 +209,47 @@ def test_unknown_length_books_the_longest_answer(tmp_path: Path, size: AnswerSiz
 
     asyncio.run(work())
     assert row.completion_tokens == written
+
+
+MESSAGES_USAGE = {
+    "usage": {
+        "input_tokens": 100,
+        "output_tokens": 5,
+        "cache_creation_input_tokens": 900,
+        "cache_creation": {"ephemeral_5m_input_tokens": 400, "ephemeral_1h_input_tokens": 500},
+    }
+}
+CHAT_USAGE = {
+    "choices": [],
+    "usage": {"prompt_tokens": 1000, "completion_tokens": 5, "prompt_tokens_details": {"cache_write_tokens": 900}},
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "input_usd"),
+    [("/v1/messages", MESSAGES_USAGE, 100 + 400 * 1.25 + 500 * 2), ("/v1/chat/completions", CHAT_USAGE, 1225)],
+)
+def test_cache_writes_cost_more_than_plain_input(
+    tmp_path: Path, path: str, answer: dict[str, Any], input_usd: float
+) -> None:
+    """And the ledger, which has no column for them, keeps the cost."""
+    prices = tmp_path / "prices.toml"
+    prices.write_text('[[prices]]\nmodel = "m"\ninput = 1\noutput = 2\n')
+    row, size, body = UsageRow(request_id="id", model="m", status=200), RequestSize(2000), json.dumps(answer).encode()
+
+    async def work() -> list[dict[str, Any]]:
+        accounting = open_accounting(AccountingOptions(str(tmp_path / "usage"), prices=str(prices)))
+        async with accounting.admitted(ANONYMOUS, row, size):
+            if path == "/v1/messages":
+                PassthroughUsage(path, row).whole(body)
+            else:
+                meter_whole(body, row, size)
+        accounting.ledger.settle(row)
+        usage = accounting.usage()
+        accounting.ledger.close()
+        await accounting.close()
+        return usage
+
+    (total,) = asyncio.run(work())
+    assert (total["prompt_tokens"], total["completion_tokens"]) == (1000, 5)
+    assert total["cost_usd"] == pytest.approx((input_usd + 10) / 1e6)
