@@ -44,23 +44,28 @@ class GrowthForecast:
         # Kaplan-Meier estimate: the share of answers that are longer than the first 0, 1, 2 ... of the sorted lengths.
         self._survival = np.cumprod(np.append(1.0, 1 - ended / np.arange(len(known), 0, -1)))
         self._block_size = block_size
-        self._growth = np.zeros((3, len(_AHEAD)))
+        self._num_answers, self._growth = 0, np.zeros((3, len(_AHEAD)))
         if running:
             self.add(running)
 
     def add(self, states: Sequence[RequestState]) -> None:
         """Add requests that start to run."""
+        self._num_answers += len(states)
         self._growth = self._growth + self._growth_of(states)
 
     def peak_with(self, state: RequestState) -> int:
         """Return how many more blocks than now all answers and that of `state` will probably occupy at most."""
         return math.ceil(max(0.0, np.max(self._needed_with(state))))
 
-    def steps_until(self, num_blocks: int, state: RequestState) -> float:
-        """Return after how many steps all answers and that of `state` will probably need more than `num_blocks` more
-        blocks; infinity if all fit forever."""
-        exceeding = self._needed_with(state) > num_blocks
-        return float(_AHEAD[np.argmax(exceeding)]) if np.any(exceeding) else math.inf
+    def repays_preemption(self, state: RequestState, num_free: int, fixed_rows: float) -> bool:
+        """Return whether `state` should start now, even if it is preempted when the `num_free` blocks run out.
+
+        Until then, it saves its share of each step's fixed cost, which is that of `fixed_rows` rows. Afterwards, its
+        tokens are computed again."""
+        num_tokens = len(state.token_ids)
+        exceeding = self._needed_with(state) > num_free - -(-num_tokens // self._block_size)
+        steps = float(_AHEAD[np.argmax(exceeding)]) if np.any(exceeding) else _AHEAD[-1]
+        return steps * fixed_rows >= (self._num_answers + 1) * (num_tokens + steps)
 
     def _needed_with(self, state: RequestState) -> Floats:
         """Return how many more blocks than now the answers and that of `state` will probably occupy, at `_AHEAD`."""

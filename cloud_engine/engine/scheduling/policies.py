@@ -80,3 +80,8 @@ POLICIES: Mapping[SchedulingPolicy, Callable[[], OrderPolicy]] = {
     "shortest-prefill": ShortestPrefillFirst,
     "fair": FairShares,
 }
+
+
+def may_be_preempted(running: RequestState, head: RequestState) -> bool:
+    """Return whether a running request may be preempted for the `head` of the queue."""
+    return head.request.priority < running.request.priority and head.order < running.order

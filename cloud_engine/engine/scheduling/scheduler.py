@@ -25,7 +25,7 @@ from ..types.request import GenerationRequest
 from ..types.request_state import RequestState, ScheduledRequest
 from .growth import AnswerLengths, GrowthForecast
 from .plain_decodes import PlainDecodes
-from .policies import POLICIES
+from .policies import POLICIES, may_be_preempted
 from .step_budget import StepBudget
 
 _order = attrgetter("order")
@@ -203,14 +203,14 @@ class Scheduler:
         if not self.waiting:
             return
         head = self.waiting[0]
-        lesser = list(takewhile(lambda state: _may_be_preempted(state, head), reversed(self.running)))
+        lesser = list(takewhile(lambda state: may_be_preempted(state, head), reversed(self.running)))
         if not lesser or self._fits_without([]) or not self._fits_without(lesser):
             return
         # Uncomputed tokens, except the one that each request computes in every step.
         missing = sum(state.num_uncomputed_tokens - 1 for state in self.running if state.order < head.order)
         if missing >= self._step_budget.max_prompt_tokens(self._config.max_num_batched_tokens - len(self.running)):
             return
-        while self.running and _may_be_preempted(self.running[-1], head) and not self._fits_without([]):
+        while self.running and may_be_preempted(self.running[-1], head) and not self._fits_without([]):
             self._preempt_last()
 
     def _fits_without(self, other_requests: list[RequestState]) -> bool:
@@ -236,11 +236,10 @@ class Scheduler:
             self._lengths, self.running, self._cache.block_size
         )
         reserved = 0
-        if self.running and not _may_be_preempted(self.running[-1], state):
+        if self.running and not may_be_preempted(self.running[-1], state):
             reserved = self._num_reserved(forecast, state)
-        if not self._cache.admit(state, reserved) and not (
-            reserved and self._is_worth_a_preemption(forecast, state) and self._cache.admit(state)
-        ):
+        is_risk_repaid = forecast.repays_preemption(state, self._cache.pool.num_free, self._fixed_rows)
+        if not self._cache.admit(state, 0 if is_risk_repaid else reserved):
             self._refused = state if reserved else None
             return False
         forecast.add([state])
@@ -255,14 +254,6 @@ class Scheduler:
     def _num_reserved(self, forecast: GrowthForecast, state: RequestState) -> int:
         """Return how many blocks to keep free if `state` is admitted. With a window, requests hardly grow."""
         return 0 if self._cache.window is not None else forecast.peak_with(state)
-
-    def _is_worth_a_preemption(self, forecast: GrowthForecast, state: RequestState) -> bool:
-        """Return whether `state` should start, although it will probably be preempted when blocks run out.
-
-        Until then, it saves its share of each step's fixed cost. Afterwards, its tokens are computed again."""
-        free = self._cache.pool.num_free - self._cache.blocks_for(len(state.token_ids))
-        steps = forecast.steps_until(free, state)
-        return steps * self._fixed_rows >= (len(self.running) + 1) * (len(state.token_ids) + steps)
 
     def _count(self, state: RequestState) -> None:
         counters = self.counters
@@ -331,11 +322,6 @@ class Scheduler:
 def _num_places(state: RequestState) -> int:
     """Return the number of answers that `state` stands for: all of its request's until the first has begun."""
     return 1 if state.index or state.has_begun else state.request.n
-
-
-def _may_be_preempted(running: RequestState, head: RequestState) -> bool:
-    """Return whether a running request may be preempted for the `head` of the queue."""
-    return head.request.priority < running.request.priority and head.order < running.order
 
 
 class PlanBuilder:
