@@ -32,6 +32,8 @@ def ledger_page() -> str:
 def _columns(described: Table) -> str:
     """Return a table of the columns, followed by former column names."""
     kinds = {name: kind.removesuffix(" NOT NULL") for name, kind in described.types().items()}
-    rows = [(code(entry.name), kinds[entry.name], entry.text) for entry in entries(described.row)]
+    rows = [
+        (code(entry.name), kinds[entry.name], entry.text) for entry in entries(described.row) if entry.name in kinds
+    ]
     former = [(code(old), kinds[name], f"Former name of {code(name)}.") for old, name in described.aliases.items()]
     return table(("column", "type", "meaning"), [*rows, *former])

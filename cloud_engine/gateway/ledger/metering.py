@@ -32,8 +32,9 @@ class UsageRow(RequestRow):
     node: str = ""
     # Prompt tokens; estimated if the answer broke off before the node reported them.
     prompt_tokens: int = 0
-    # Prompt tokens that the node wrote to its cache, and those that it keeps for an hour, which `cost_usd` counts.
+    # Prompt tokens that the node wrote to its cache.
     stored_tokens: int = field(default=0, metadata=NOT_STORED)
+    # Those of them that the cache keeps for an hour.
     stored_1h_tokens: int = field(default=0, metadata=NOT_STORED)
     # Completion tokens.
     completion_tokens: int = 0
