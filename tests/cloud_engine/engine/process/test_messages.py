@@ -36,8 +36,11 @@ COUNTS = st.integers(0, 2**63 - 1)
 
 
 def build(kind: type, **known: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Objects of a dataclass or struct; fields that are not named get values by their type, so new ones are tried."""
-    unknown = {name: st.from_type(hint) for name, hint in get_type_hints(kind).items()}
+    """Objects of a dataclass or struct; fields that are not named get values by their type, so new ones are tried.
+
+    NaN is not tried, as it does not equal itself."""
+    hints = get_type_hints(kind).items()
+    unknown = {name: FLOATS if hint is float else st.from_type(hint) for name, hint in hints}
     return st.builds(kind, **{**unknown, **known})
 
 
