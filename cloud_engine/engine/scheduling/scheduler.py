@@ -238,7 +238,7 @@ class Scheduler:
         reserved = 0
         if self.running and not may_be_preempted(self.running[-1], state):
             reserved = self._num_reserved(forecast, state)
-        is_risk_repaid = forecast.repays_preemption(state, self._cache.pool.num_free, self._fixed_rows)
+        is_risk_repaid = reserved > 0 and forecast.repays_preemption(state, self._cache.pool.num_free, self._fixed_rows)
         if not self._cache.admit(state, 0 if is_risk_repaid else reserved):
             self._refused = state if reserved else None
             return False

@@ -58,7 +58,6 @@ class Slots:
             + SCORED * (sequence.num_scored_tokens is not None)
             + REPORTED * (sequence.params.logprobs is not None)
         )
-
         self.all_needs |= int(self.needs[slot])
 
     def end(self, slots: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -217,5 +218,9 @@ def test_the_work_grows_as_the_number_of_messages_does(source: str, role: Litera
         template.segments([Message(role, "x")] * count)
         return time.process_time() - begin
 
-    few, many = (min(seconds(count) for _ in range(3)) for count in (4_000, 16_000))
-    assert many < 9 * few
+    few = many = math.inf
+    for _ in range(10):  # other processes may disturb any measurement, but not the fastest of many
+        few, many = min(few, seconds(4_000)), min(many, seconds(16_000))
+        if many < 9 * few:
+            return
+    pytest.fail(f"{many / few:.1f} times the processor's time")
