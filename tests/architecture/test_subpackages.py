@@ -133,7 +133,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 85_320
+MAX_LINES = 85_330
 
 
 def modules() -> set[str]:

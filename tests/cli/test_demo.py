@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 TASKS = 20
 FIELDS = ("accuracy", "accuracy_interval", "latency_ms", "tokens", "cost_usd")
 

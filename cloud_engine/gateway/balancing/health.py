@@ -18,6 +18,7 @@ from .node import Model, Node
 _PROBE_S = 0.5
 _MIN_TIMEOUT_S, _MAX_TIMEOUT_S = 2.0, 10.0
 _TIMEOUTS_TO_LEAVE = 3  # consecutive timeouts that take a node out of rotation; a busy machine may miss a probe or two
+_HUNG_S = 20.0  # seconds without any data after which a node out of rotation loses its requests in flight
 _MODELS_EVERY = 20  # number of probes from one read of the model list to the next
 _TOKEN_EVERY_S = 30.0  # seconds without a request after which a node gets a one-token probe
 _TOKEN_TIMEOUT_S = 20.0
@@ -58,7 +59,7 @@ class HealthWatch:
         self._on_probe = on_probe
         self._timeout = ProbeTimeout()
         self._timeouts = 0
-        self._token_at = time.monotonic()
+        self._silent_since = self._token_at = time.monotonic()
 
     async def run(self) -> None:
         """Probe the node until cancelled."""
@@ -102,13 +103,22 @@ class HealthWatch:
             node.probed()
 
     def _count_late_probe(self, since: float) -> None:
-        """Count a probe that timed out, unless the node has sent data on another connection since the probe began."""
+        """Count a probe that timed out, unless the node has sent data on another connection since the probe began.
+
+        Requests in flight stay longer than the node's place in the rotation: it may be slow, and they are half done.
+        """
         if self._upstream.last_heard(self._node.target) > since:
             self._timeouts = 0
             return
+        if not self._timeouts:
+            self._silent_since = since
         self._timeouts += 1
-        if self._timeouts >= _TIMEOUTS_TO_LEAVE:
-            self._mark_hung(f"{self._timeouts} consecutive probes timed out after {self._timeout.seconds:.1f} s")
+        if self._timeouts < _TIMEOUTS_TO_LEAVE:
+            return
+        reason = f"{self._timeouts} consecutive probes timed out after {self._timeout.seconds:.1f} s"
+        self._node.failed(reason)
+        if time.monotonic() - self._silent_since >= _HUNG_S:
+            self._upstream.give_up(self._node.target, reason)
 
     def _mark_hung(self, reason: str) -> None:
         """Take the node out of rotation and fail its requests in flight."""

@@ -15,7 +15,7 @@ from homes import home_in
 from ports import free_port
 
 pytest.importorskip("ray", reason="needs the [scale] extra")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # Ray starts a dozen processes
 
 CONFIG = """
 gateway: {{port: {port}, cpus: 0.1}}

@@ -20,7 +20,7 @@ REAL_NODES = {12: 1, 300: 3, 1000: 3}  # they take long to start
 @pytest.mark.parametrize(
     "kills",
     [
-        pytest.param(12, marks=pytest.mark.timeout(600)),
+        12,
         pytest.param(300, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
         pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
     ],

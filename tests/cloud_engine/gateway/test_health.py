@@ -18,6 +18,7 @@ from updraft.cloud_engine.gateway.balancing import health
 from updraft.cloud_engine.gateway.balancing.health import HealthWatch, ProbeTimeout
 from updraft.cloud_engine.gateway.balancing.node import Node, NodeAddress
 from updraft.cloud_engine.gateway.upstream.client import Upstream, UpstreamRequest
+from updraft.cloud_engine.gateway.upstream.failures import UpstreamFailure
 from updraft.cloud_engine.gateway.upstream.pool import PoolLimits
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -84,6 +85,32 @@ def test_a_late_probe_counts_only_while_nothing_comes() -> None:
                 await watch.probe(with_models=False)
                 assert node.healthy == left
             assert node.breaker.reason == "3 consecutive probes timed out after 0.1 s"
+
+    asyncio.run(run())
+
+
+def test_requests_in_flight_outlast_a_short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is out of rotation may only be slow: what it has begun fails after a long silence."""
+
+    async def run() -> None:
+        async with silent_node() as url:
+            node, upstream = Node(NodeAddress(url)), Upstream(None)
+            watch = HealthWatch(node, upstream, lambda: None)
+
+            async def be_silent() -> None:
+                for _ in range(4):
+                    await watch.probe(with_models=False)
+                assert not node.healthy
+
+            async with upstream.open(node.target, UpstreamRequest(b"GET", b"/stream")) as response:
+                monkeypatch.setattr(upstream, "last_heard", lambda _: 0.0)  # the stream's pieces do not count
+                await be_silent()
+                assert b"x" in await response.read()
+                monkeypatch.setattr(health, "_HUNG_S", 0.0)
+                await be_silent()
+                with pytest.raises(UpstreamFailure, match="consecutive probes timed out"):
+                    while await response.read():
+                        pass
 
     asyncio.run(run())
 

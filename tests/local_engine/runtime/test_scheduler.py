@@ -199,7 +199,7 @@ class Machine(RuleBasedStateMachine):
         assert self.cache.free_cells == CELLS
 
 
-TestMachine = pytest.mark.timeout(120)(Machine.TestCase)
+TestMachine = Machine.TestCase
 TestMachine.settings = settings(stateful_step_count=40)
 
 

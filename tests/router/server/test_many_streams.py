@@ -79,7 +79,7 @@ async def read_all(url: str, streams: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("streams", "rounds"), [(50, 1), pytest.param(500, 5, marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
+    ("streams", "rounds"), [(50, 1), pytest.param(500, 5, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 )
 def test_many_streams_at_once(streams: int, rounds: int) -> None:
     """Of rounds after a first one, none adds much."""

@@ -57,7 +57,7 @@ def served(initdb: str, folder: Path) -> Iterator[str]:
         url = f"postgresql://{user}@/postgres?host={folder}"
         import psycopg
 
-        until = time.monotonic() + 30
+        until = time.monotonic() + 300
         while True:
             try:
                 psycopg.connect(url).close()
@@ -235,7 +235,7 @@ def test_the_thread_outlives_what_nobody_foresaw(tmp_path: Path, caplog: pytest.
         ledger.settle(row(1))
         await asyncio.to_thread(wait_for, lambda: ledger.failing)
         broken = False
-        assert ledger.flush(30)
+        assert ledger.flush(300)
         ledger.close()
 
     with pytest.MonkeyPatch.context() as monkey:
@@ -253,7 +253,7 @@ def test_a_row_that_the_database_refuses_is_left_out_alone(where: str) -> None:
             each = row(number)
             each.model = model
             ledger.settle(each)
-        assert ledger.flush(30)
+        assert ledger.flush(300)
         assert [each["model"] for each in rows(where)] == ["a", "b"]
         assert ledger.lost == 1
         ledger.close()
@@ -298,7 +298,7 @@ def test_a_clock_that_runs_ahead_deletes_no_rows(where: str, monkeypatch: pytest
         for number in (2, 3):
             ledger = UsageLedger(open_store(where), keep_days=2)
             ledger.settle(row(number))
-            assert ledger.flush(30, collect=True)
+            assert ledger.flush(300, collect=True)
             ledger.close()
         assert len(rows(where)) == 4
 
@@ -328,7 +328,7 @@ def test_a_database_that_is_locked(tmp_path: Path, action: Any) -> None:
             assert open_reader(file).totals(["key"]) == []  # reads go on
             other.execute("ROLLBACK")
         ledger.settle(during)
-        assert ledger.flush(30)
+        assert ledger.flush(300)
         assert [each["state"] for each in rows(str(file))] == ["settled"] * 2
         assert ledger.lost == 0
         ledger.close()
@@ -351,7 +351,7 @@ def test_rows_of_a_database_that_goes_away_are_kept(
     async def work() -> None:
         ledger = UsageLedger(open_store(file), on_failure=action)
         ledger.settle(row(1))
-        assert ledger.flush(30)
+        assert ledger.flush(300)
         harm(file)
         opened = row(2)
         await ledger.open(opened)
@@ -362,7 +362,7 @@ def test_rows_of_a_database_that_goes_away_are_kept(
                 await ledger.open(row(3))
         if moved.exists():
             moved.rename(file)
-            assert ledger.flush(30)
+            assert ledger.flush(300)
         ledger.close(0.1)
 
     run(work())
