@@ -16,6 +16,7 @@ import msgspec
 
 from ..accounting.budget import DAY_S
 from ..accounting.ledger.writer import FLUSH_S
+from ..accounting.surcharges import check_surcharges
 from ..protocol.dialects.chat_chunks import OPAQUE
 from ..protocol.errors import (
     ConfigurationError,
@@ -306,9 +307,11 @@ class Router:
 
     async def _ruled(self, request: WireRequest, job: RoutingRequest, body: dict[str, Any]) -> RoutingRequest:
         """Return the job with the privacy rule it matches, if any, and mark a private request. Dollar budgets forbid
-        naming further models."""
+        naming further models and raising the price per token."""
         if self.config.counts_usd:
             check_models(body)
+            if not job.only_local:
+                check_surcharges(body, job.forwarded)
         if self._privacy.is_on:
             job = await self._checked(job, body)
         request.mark.is_private |= job.private or job.privacy_rule is not None

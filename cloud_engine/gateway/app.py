@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from ...protocol.errors import ModelNotFoundError, OverloadedError
+from ...protocol.errors import InvalidRequestError, ModelNotFoundError, OverloadedError
 from ...protocol.http import prometheus
 from ...protocol.http.access import Access
 from ...protocol.http.app import create_app, error_response, send_json
@@ -105,9 +105,9 @@ class _Routes:
 
     async def metrics(self, request: Request) -> Response:
         """Serve the metrics. Metrics labelled by key are included only for callers with the scope `usage`."""
-        with_keys = "authorization" in request.headers or self._keys.database is None
-        if with_keys:
-            self._authenticate(request, "usage")
+        with_keys = self._keys.database is None
+        if "authorization" in request.headers:
+            with_keys = "usage" in self._keys.principal(request.headers["authorization"]).scopes
         self._gauges.publish()
         metrics = gateway_metrics(self._counters, with_keys=with_keys)
         return PlainTextResponse(prometheus.render(metrics), media_type=prometheus.CONTENT_TYPE)
@@ -119,6 +119,8 @@ class _Routes:
 
     async def usage(self, request: Request) -> Response:
         self._authenticate(request, "usage")
+        for name in request.query_params:
+            raise InvalidRequestError(f"Unknown query parameter {name[:100]!r}: leave it out.", param=name[:100])
         return send_json({"usage": await asyncio.to_thread(self._accounting.usage)})
 
     def _authenticate(self, request: Request, scope: KeyScope) -> Principal:

@@ -29,7 +29,7 @@ SUBPACKAGES = {
         "detokenize logit_edits repetition fair_queue sandbox control_tokens",
     ],
     "kernels": ["decoder", "attention", "activation kv_cache linear lora norm sampling", "runtime"],
-    "accounting": ["accounts", "budget ledger prices", "breaker reported_usage token_estimate"],
+    "accounting": ["accounts", "budget ledger prices", "breaker reported_usage surcharges", "token_estimate"],
     "model_files": ["download", "gguf_reader identity sampling_defaults", "gguf_checks", "gguf_header"],
     "local_engine": [
         "tuning",
@@ -133,7 +133,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 85_330
+MAX_LINES = 85_457
 
 
 def modules() -> set[str]:

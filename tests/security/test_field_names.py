@@ -40,6 +40,13 @@ def post(gateway: Any, body: str, path: str = "chat/completions") -> httpx.Respo
         ('"Options": {"num_predict": 9}', "Options"),
         ('"options": {"num_predict": 9, "num_predict": 90000}', "options.num_predict"),
         ('"options": {"Num_Predict": 90000}', "options.Num_Predict"),
+        ('"extra_body": {"model": "other"}', "extra_body.model"),
+        ('"parameters": {"priority": -9}', "parameters.priority"),
+        ('"sampling_params": {"max_new_tokens": 5, "max_new_tokens": 3000}', "sampling_params.max_new_tokens"),
+        ('"extra_body": {"Max_Tokens": 3000}', "extra_body.Max_Tokens"),
+        ('"extra_body": {"options": {"model": "other"}}', "extra_body.options.model"),
+        ('"extra_body": {' * 9 + '"n": 5' + "}" * 9, "extra_body.extra_body"),
+        ('"thinking": {"budget_tokens": 5, "budget_tokens": 3000}', "thinking.budget_tokens"),
     ],
 )
 @pytest.mark.parametrize("compact", [True, False])
@@ -67,9 +74,11 @@ def test_ambiguous_field_names_are_refused_by_name(gateway: Any, fields: str, pa
     ],
 )
 def test_fields_for_trusted_callers_are_refused_by_name(gateway: Any, name: str, value: Any) -> None:
-    refused = post(gateway, f'{{"model": "echo", {HI}, "{name}": {json.dumps(value)}}}')
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
-    assert "operator only" in refused.json()["error"]["message"]
+    field = f'"{name}": {json.dumps(value)}'
+    for fields in (field, f'"extra_body": {{{field}}}', f'"sampling_params": {{{field}}}'):
+        refused = post(gateway, f'{{"model": "echo", {HI}, {fields}}}')
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+        assert "operator only" in refused.json()["error"]["message"]
 
 
 MODELS = ["echo", "expensive"]

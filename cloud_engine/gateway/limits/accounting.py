@@ -12,6 +12,7 @@ from typing import Any
 
 from ....accounting.ledger.reader import LedgerReader
 from ....accounting.prices import Price, PriceTable, load_prices
+from ....accounting.surcharges import surcharge_refused
 from ....accounting.token_estimate import LONGEST_ANSWER
 from ....protocol.errors import ConfigurationError, RequestCancelledError
 from ....protocol.settings import state_folder
@@ -72,12 +73,16 @@ class Accounting:
     ) -> AsyncGenerator[Account]:
         """Reserve limits for the duration of a request, then settle them and the reservation `entered`.
 
-        The caller settles `row` in the ledger. Raises RateLimitError, PermissionDeniedError or OverloadedError.
+        The caller settles `row` in the ledger. Raises RateLimitError, PermissionDeniedError, UnsupportedFeatureError or
+        OverloadedError.
         """
+        if size.surcharge and self.limiter.has_budget(principal, row.model):
+            raise surcharge_refused(size.surcharge)
         reservation = await self.limiter.admit(principal, row.model, size.prompt_tokens, size.answer, in_flight)
         account, is_left = Account(self, row, size, reservation), False
         if reservation.is_capped:
             account.cap = size.answer.cap(reservation.tokens)
+        row.cost_usd = reservation.usd  # the cost that the row keeps if this process dies now
         try:
             await self.ledger.open(row)
             yield account

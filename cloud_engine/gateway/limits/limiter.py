@@ -78,6 +78,8 @@ class LimitReservation:
     usages: Sequence[AccountUsage] = ()
     # Completion tokens reserved from budgets; 0 if no budget depends on the answer's length.
     tokens: int = 0
+    # Cost reserved from budgets, in US dollars. None: no budget applies.
+    usd: float | None = None
     # Whether the reservation covers fewer tokens than the longest possible answer.
     is_capped: bool = False
     # Claims to settle, with the store's receipts.
@@ -124,6 +126,10 @@ class Limiter:
     # Lock around the initialisation of budgets.
     seeding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def has_budget(self, principal: Principal, model: str) -> bool:
+        """Return whether a budget applies to requests of this caller to this model."""
+        return any(limits.has_budget for _, _, limits in self._owners(principal, model))
+
     async def enter(self, principal: Principal) -> LimitReservation:
         """Count a request as in flight for its key and tenant before its body is read. Raises the errors of `admit`."""
         claims = [
@@ -147,10 +153,8 @@ class Limiter:
         PermissionDeniedError or OverloadedError.
         """
         reservation = LimitReservation(self.store) if entered is None else entered
-        of_model: _LimitedOwner = "model", model, self.limits_file.models.get(model, _NO_LIMITS)
-        owners = *self._callers(principal), of_model
-        price = self._price(model) if any(each.has_budget for _, _, each in owners) else None
-        claims = list(_claims(owners, price, prompt_tokens, answer))
+        price = self._price(model) if self.has_budget(principal, model) else None
+        claims = list(_claims(self._owners(principal, model), price, prompt_tokens, answer))
         for claim in claims:
             if claim.kind == "tokens" and claim.amount > claim.limit:
                 message = (
@@ -173,9 +177,14 @@ class Limiter:
         if (refused := admission.refused) is not None:
             raise _refusal(refused, claims, admission.usages, admission.now)
         reservation.claims, reservation.usages, reservation.tokens = claims, admission.usages, admission.tokens
+        more = 0 if wanted is None else admission.tokens - wanted.least
+        reservation.usd = max((claim.extended(more).amount for claim in claims if claim.is_budget), default=None)
         reservation.is_capped = wanted is not None and 0 < admission.tokens < wanted.most
         reservation.taken += [(claim, admission.receipt) for claim in admission.claims if claim.is_reserved]
         return reservation
+
+    def _owners(self, principal: Principal, model: str) -> tuple[_LimitedOwner, ...]:
+        return *self._callers(principal), ("model", model, self.limits_file.models.get(model, _NO_LIMITS))
 
     def _callers(self, principal: Principal) -> tuple[_LimitedOwner, _LimitedOwner]:
         return (

@@ -91,6 +91,8 @@ class RequestSize:
     answer: AnswerSize = field(default_factory=lambda: AnswerSize(0))
     # Whether the answer repeats the prompt. An answer with text may then have no completion tokens.
     echoes: bool = False
+    # Field or header that raises the price per token. Empty: none.
+    surcharge: str = ""
 
 
 def size_of(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.types import Send
 
+from ....accounting.surcharges import PRICED, surcharge_of
 from ....accounting.token_estimate import ATTACHED_TOKENS, STEP_TOKENS, AnswerSize
 from ....protocol.decoding import (
     UNREADABLE,
@@ -43,7 +44,8 @@ from .usage import UsageOptions
 _RELAYED_HEADERS = frozenset(
     {b"content-type", b"retry-after", b"x-should-retry", b"cache-control", b"x-accel-buffering"}
 )
-
+# Headers that choose the account or replay an answer at a provider, where all callers share the operator's key.
+_OF_THE_OPERATOR = frozenset(("openai-organization", "openai-project", "idempotency-key"))
 MAX_COPIED = 4 * 2**20
 Header = tuple[bytes, bytes]
 
@@ -58,6 +60,9 @@ class _RequestFields(SizeFields, kw_only=True):
     # At a node with --scheduling-policy priority, lower values run first: a caller can only lower its own rank.
     priority: Annotated[int, msgspec.Meta(ge=0)] | None = None
     background: bool | None = None
+    service_tier: Any = None
+    speed: Any = None
+    inference_geo: Any = None
 
 
 prepare_types(_RequestFields)
@@ -185,6 +190,7 @@ class Call:
 def read_call(request: Request, body: bytes, row: UsageRow, started: float, send: Send) -> Call:
     """Parse a request. Raises InvalidRequestError if the body is malformed or a field is out of bounds."""
     route, content_type = request.scope["path"], JSON
+    along = forwarded(request.headers, request.scope["query_string"].decode())
     if route in UPLOADS:
         upload = read_upload(form := request.headers.get("content-type", ""), body)
         check_models(upload.names)
@@ -200,12 +206,12 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
         if route == RESPONSES and peek.background:  # the answer's cost would be known only after this request has ended
             raise unsupported("background")
         size = size_of(body, peek, route.removeprefix("/v1/"), checked_names(received, _KNOWN))
-        if route in COUNTS:
-            size = RequestSize()
+        surcharge = surcharge_of({name: getattr(peek, name) for name in PRICED}, along.headers)
+        size = RequestSize() if route in COUNTS else replace(size, surcharge=surcharge)
     row.model = peek.model
     usage_options = peek.stream_options or UsageOptions()
-    along = forwarded(request.headers, request.scope["query_string"].decode())
-    path, headers = along.target(route).encode(), [(n.encode(), v.encode("latin-1")) for n, v in along.headers.items()]
+    path, own = along.target(route).encode(), along.headers.keys() - _OF_THE_OPERATOR
+    headers = [(name.encode(), value.encode("latin-1")) for name, value in along.headers.items() if name in own]
     is_stream = bool(peek.stream) and route in _STREAMED  # no other route streams
     about = row.request_id, path, headers, body, peek.model, is_stream, usage_options, row, started, send
     usage = PassthroughUsage(route, row, size.prompt_tokens) if route in PATHS else None

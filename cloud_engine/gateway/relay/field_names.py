@@ -6,10 +6,11 @@ Servers differ on whether the first or last duplicate counts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from ....accounting.token_estimate import LENGTH_FIELDS, NESTED, TEMPLATE_VARIABLES, THINKING, THINKING_BUDGETS
 from ....protocol.errors import InvalidRequestError, UnsupportedFeatureError
 from ....protocol.requests import ChatRequest, CompletionRequest
 from ....protocol.safety.names import check_models, check_spelling
@@ -19,18 +20,22 @@ _NAME = re.compile(rb'\s*("(?:[^"\\]|\\.)*+")\s*:\s*', re.DOTALL)
 _END = re.compile(rb"\s*([,}])")
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _MAX_SHOWN = 100  # maximum characters of a field name in an error message
-#: Nested objects whose fields change the cost or the content of an answer.
+_TOP = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__))
+#: Nested objects whose fields change the cost or the content of an answer, with names that have only one spelling.
 _NESTED = {
     "stream_options": frozenset(UsageOptions.__struct_fields__),
-    "options": frozenset(("num_predict", "num_ctx", "num_keep", "seed", "stop", "temperature")),  # Ollama's options
+    **dict.fromkeys(NESTED, _TOP.union(LENGTH_FIELDS, ("num_ctx", "num_keep"))),  # the latter are Ollama's
+    **dict.fromkeys((*THINKING, TEMPLATE_VARIABLES), frozenset((*THINKING.values(), *THINKING_BUDGETS))),
 }
+_MAX_NESTED = 3  # maximum depth of `NESTED` objects in each other
+#: Fields that the gateway itself reads or sets, so they must not be hidden in a `NESTED` object.
+_TOP_ONLY = frozenset(("model", "stream", "stream_options", "background", "priority", "cache_salt"))
 #: Fields for trusted proxies only: they make vLLM, SGLang or llama.cpp load code, connect to hosts, or share state.
 _TRUSTED = re.compile(
     r"(kv|ec)_transfer_params|vllm_xargs|logits_processors|custom_logit_processor|bootstrap_(host|port|room)|rid|id_slot"
     r"|routed_dp_rank|disagg_prefill_dp_rank|data_parallel_rank|lora_(path|request)|session_params|ngram_corpus_id"
 )
-_EXTRA = ("extra_body", "parameters")  # some servers read the fields of these objects like the request's own
-OFFICIAL = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *_NESTED))
+OFFICIAL = _TOP.union(_NESTED)
 
 
 def checked_names(body: bytes, known: frozenset[str]) -> Iterable[str]:
@@ -39,14 +44,27 @@ def checked_names(body: bytes, known: frozenset[str]) -> Iterable[str]:
     Raises InvalidRequestError for a duplicate or misspelled name, UnsupportedFeatureError for a trusted proxy's field.
     """
     fields = _checked(body, known, "")
+    _check_fields(fields, "", _MAX_NESTED)
+    return fields
+
+
+def _check_fields(fields: Mapping[str, msgspec.Raw], prefix: str, depth: int) -> None:
+    """Check an object's names, and the objects in it that some servers read like the request's own fields."""
     if name := next(filter(_TRUSTED.fullmatch, fields), None):
         raise UnsupportedFeatureError(f"The field {name!r} is for a node's operator only: leave it out.", param=name)
-    extra = [fields[name] for name in _EXTRA if bytes(fields.get(name, b"")).startswith(b"{")]
-    check_models([*fields, *(name for each in extra for name in _FIELDS.decode(each))])
-    for name, nested_names in _NESTED.items():
-        if (nested := fields.get(name)) is not None and (value := bytes(nested)).startswith(b"{"):
-            _checked(value, nested_names, f"{name}.")
-    return fields
+    check_models(fields)
+    for name in _NESTED.keys() & fields.keys():
+        if not (value := bytes(fields[name])).startswith(b"{"):
+            continue
+        path = f"{prefix}{name}."
+        nested = _checked(value, _NESTED[name], path)
+        if name not in NESTED:
+            continue
+        if depth == 0:
+            raise _refused(path[:-1], "send its fields at the top level of the request")
+        if hidden := next(filter(_TOP_ONLY.__contains__, nested), None):
+            raise _refused(path + hidden, "send the field at the top level of the request")
+        _check_fields(nested, path, depth - 1)
 
 
 def _checked(value: bytes, known: frozenset[str], prefix: str) -> dict[str, msgspec.Raw]:

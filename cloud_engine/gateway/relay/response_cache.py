@@ -1,6 +1,7 @@
 """Opt-in cache of answers to identical requests (`--response-cache`).
 
-Only deterministic answers are cached: embeddings, temperature 0, or a seed if all nodes of the model run Updraft.
+Only deterministic answers are cached: embeddings, temperature 0, or a seed if all nodes of the model run Updraft. A
+request that reads or changes stored state, or whose tools a provider runs, is never cached.
 Entries are per tenant, so tenants never see each other's answers.
 """
 
@@ -14,21 +15,35 @@ from typing import Any
 
 import msgspec
 
+from ....accounting.token_estimate import NESTED
 from ....protocol.decoding import UNREADABLE
+from ....protocol.dialects.messages_request import MessagesRequest
+from ....protocol.dialects.responses_request import ResponsesRequest
+from ....protocol.embeddings import EmbeddingRequest
 from ....protocol.http import sse
 from ....protocol.http.lenient_json import object_of, objects_of
+from ....protocol.requests import ChatRequest, CompletionRequest
 from ..access.principal import PRIORITIES, Priority
 from ..balancing.registry import NodeRegistry
+from ..limits.request_size import SizeFields
 from .answer_checks import CHAT, COMPLETIONS, MESSAGES, RESPONSES
 from .call import MAX_COPIED, Call, Header
 
 _LARGEST_SHARE = 8  # answers larger than 1/8 of the cache are not cached
-_OF_ONE_REQUEST = {b"traceparent", b"tracestate", b"baggage", b"idempotency-key"}  # headers that the cache key ignores
+_OF_ONE_REQUEST = {b"traceparent", b"tracestate", b"baggage"}  # headers that the cache key ignores
 _OVERHEAD = 512  # bytes counted per entry in addition to the body
 _FINISHED = frozenset(
     ("stop", "length", "tool_calls", "function_call", "content_filter",
      "completed", "end_turn", "max_tokens", "stop_sequence", "tool_use")
 )  # fmt: skip
+_STATEFUL = {"background", "background_options", "context_management", "conversation", "previous_response_id"}
+# Fields of cacheable requests. Any other field may refer to state, such as `container`, or to a search on the web.
+_CACHEABLE = {
+    name
+    for request in (ChatRequest, CompletionRequest, EmbeddingRequest, ResponsesRequest, MessagesRequest, SizeFields)
+    for name in request.__struct_fields__
+} - _STATEFUL.union(NESTED)
+_OWN_TOOLS = ("function", "custom")  # types of tools that the client runs
 # Finish reason in other APIs: name of the object that holds it in a stream's events, and name of its field.
 _REASONS = {RESPONSES: ("response", "status"), MESSAGES: ("delta", "stop_reason")}
 _Kept = tuple[list[Header], bytes]  # headers, and the body or all events of a stream
@@ -109,17 +124,32 @@ class ResponseCache:
             return None
         is_greedy = fields.get("temperature") == 0
         is_seeded = isinstance(fields.get("seed"), int) and self._registry.runs_updraft(call.model)
-        if not (is_greedy or is_seeded or call.path.startswith(b"/v1/embeddings")):
+        if not (is_greedy or is_seeded or call.path.startswith(b"/v1/embeddings")) or _has_state(_route(call), fields):
             return None
         headers = [part for name, value in call.forwarded if name not in _OF_ONE_REQUEST for part in (name, value)]
         parts = call.place.tenant.encode(), call.path, call.body, *headers
         return blake2b(b"".join(b"%d:%b" % (len(part), part) for part in parts), digest_size=32).digest()
 
 
+def _route(call: Call) -> str:
+    return call.path.partition(b"?")[0].decode()
+
+
+def _has_state(route: str, fields: dict[str, Any]) -> bool:
+    """Return whether an answer is stored, or may depend on stored state or a provider's tools."""
+    is_stored = fields.get("store") is not False and (route == RESPONSES or fields.get("store") is not None)
+    tools = objects_of(fields.get("tools"))
+    return (
+        is_stored
+        or not fields.keys() <= _CACHEABLE
+        or isinstance(fields.get("prompt"), dict)  # a template that the provider stores
+        or any(tool.get("type", "custom") not in _OWN_TOOLS for tool in tools)
+    )
+
+
 def _is_finished(call: Call, body: bytes) -> bool:
     """Return whether each choice of an answer has ended normally, not because of a failure."""
-    route = call.path.partition(b"?")[0].decode()
-    if route not in (CHAT, COMPLETIONS, RESPONSES, MESSAGES):
+    if (route := _route(call)) not in (CHAT, COMPLETIONS, RESPONSES, MESSAGES):
         return True
     reasons: dict[str, str] = {}
     try:

@@ -104,17 +104,17 @@ def test_limits_and_prices_on_the_wire(
             assert not each["cost_usd"]
 
 
-def test_kill_9_in_mid_stream_leaves_a_row_and_no_reservation(
+def test_kill_9_in_mid_stream_leaves_a_row_that_costs_what_was_reserved(
     start: Callable[..., Any], make_key: Callable[..., str], spawn_held_node: Any, hold: Path, tmp_path: Path
 ) -> None:
-    """The cut request is abandoned, not lost; its place among the concurrent ones is free again."""
-    key = make_key("tester", max_concurrency=1, tokens_per_minute=500)
-    node = spawn_held_node()
-    gateway, began = start(node), threading.Event()
+    """The cut request is abandoned, not lost; its place among the concurrent ones is free again, its budget spent."""
+    key = make_key("tester", max_concurrency=1, tokens_per_minute=500, usd_per_day=2.0)
+    node, priced = spawn_held_node(), ("--prices", str(tmp_path / "prices.toml"))
+    gateway, began = start(node, *priced), threading.Event()
+    long: list[Any] = [{"role": "user", "content": "x" * 400}]
 
     def stream() -> None:
         with suppress(openai.APIError, httpx.HTTPError), client(gateway.url, key) as asking:
-            long: list[Any] = [{"role": "user", "content": "x" * 400}]
             for _ in asking.chat.completions.create(model="echo", messages=long, stream=True, max_tokens=450):
                 began.set()
 
@@ -128,11 +128,15 @@ def test_kill_9_in_mid_stream_leaves_a_row_and_no_reservation(
     gateway.popen.kill()
     hold.unlink()
     reading.join()
-    again = start(node)
+    again = start(node, *priced)
     with client(again.url, key) as asking:
+        with pytest.raises(openai.RateLimitError, match="budget renews"):
+            asking.chat.completions.create(model="echo", messages=long, max_tokens=450)
         asking.chat.completions.create(model="echo", messages=HELLO, max_tokens=5)
-    usage_rows = settled(tmp_path, 2)
-    assert sorted(each["state"] for each in usage_rows) == ["abandoned", "settled", "settled"]
+    usage_rows = settled(tmp_path, 3)
+    assert sorted(each["state"] for each in usage_rows) == ["abandoned", "settled", "settled", "settled"]
+    (reserved,) = [each["cost_usd"] for each in usage_rows if each["state"] == "abandoned"]
+    assert 0.4 + 450 * 0.002 < reserved < 2.0
 
 
 def test_usage_of_the_gateway_for_people_and_programs(

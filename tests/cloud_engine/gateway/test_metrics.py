@@ -159,5 +159,9 @@ def test_metrics_per_key_need_the_usage_scope(spawn: Any, fake_node: Any, tmp_pa
     assert scrape["updraft_gateway_node_breaker_state", fake_node.url] == 0
     assert scrape["updraft_gateway_waiting", "batch"] == 0
     assert scrape["updraft_gateway_ledger_failures_total",] == 0
-    assert httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {weak}"}).status_code == 403
+    lesser = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {weak}"})
+    assert lesser.status_code == 200
+    assert "canary" not in lesser.text
+    unknown = httpx.get(f"{url}/admin/usage?sice=7d", headers=headers)
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "sice")
     assert httpx.get(f"{url}/metrics", headers={"authorization": "Bearer wrong"}).status_code == 401

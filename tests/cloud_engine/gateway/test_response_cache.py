@@ -322,15 +322,43 @@ def test_only_finished_answers_are_kept(reason: Any) -> None:
 
 @pytest.mark.parametrize(("status", "stop"), [("completed", "tool_use"), ("failed", "pause_turn")])
 def test_only_finished_responses_and_messages_are_kept(status: str, stop: str) -> None:
-    keeps = status == "completed"
-    assert cached(b"/v1/responses", json.dumps({"status": status}).encode(), False) is keeps
+    keeps, asked = status == "completed", {**GREEDY, "store": False}
+    assert cached(b"/v1/responses", json.dumps({"status": status}).encode(), False, asked) is keeps
     begun = {"type": "response.created", "response": {"status": "in_progress"}}
     text = {"type": "response.output_text.delta", "delta": "x"}
-    assert cached(b"/v1/responses", events(begun, text, {"response": {"status": status}}), True) is keeps
-    assert not cached(b"/v1/responses", events(begun, text), True)
+    assert cached(b"/v1/responses", events(begun, text, {"response": {"status": status}}), True, asked) is keeps
+    assert not cached(b"/v1/responses", events(begun, text), True, asked)
     assert cached(b"/v1/messages", json.dumps({"stop_reason": stop}).encode(), False) is keeps
     ends = {"delta": {"text": "x"}}, {"delta": {"stop_reason": stop}}, {"type": "message_stop"}
     assert cached(b"/v1/messages", events({"message": {"stop_reason": None}}, *ends), True) is keeps
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (b"/v1/responses", {}),  # stored by default
+        (b"/v1/responses", {"store": True}),
+        (b"/v1/responses", {"store": False, "conversation": "conv_1"}),
+        (b"/v1/responses", {"store": False, "previous_response_id": "resp_1"}),
+        (b"/v1/responses", {"store": False, "prompt": {"id": "pmpt_1"}}),
+        (b"/v1/responses", {"store": False, "tools": [{"type": "web_search"}]}),
+        (b"/v1/chat/completions", {"store": True}),
+        (b"/v1/chat/completions", {"web_search_options": {}}),
+        (b"/v1/chat/completions", {"extra_body": {"conversation": "conv_1"}}),
+        (b"/v1/messages", {"container": "container_1"}),
+        (b"/v1/messages", {"mcp_servers": [{"type": "url", "url": "https://mcp", "name": "mcp"}]}),
+        (b"/v1/messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+    ],
+)
+def test_answers_from_stored_state_or_the_web_are_not_kept(path: bytes, fields: dict[str, Any]) -> None:
+    body = {"status": "completed", "stop_reason": "end_turn", "choices": [{"finish_reason": "stop"}]}
+    assert not cached(path, json.dumps(body).encode(), False, {**GREEDY, **fields})
+
+
+@pytest.mark.parametrize("tool", [{"type": "function", "name": "f"}, {"type": "custom", "name": "f"}, {"name": "f"}])
+def test_answers_that_may_call_the_tools_of_a_client_are_kept(tool: dict[str, Any]) -> None:
+    fields = {**GREEDY, "store": False, "tools": [tool]}
+    assert cached(b"/v1/responses", b'{"status": "completed"}', False, fields)
 
 
 def test_order_of_fields_is_part_of_the_request() -> None:

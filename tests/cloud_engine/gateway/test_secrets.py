@@ -15,13 +15,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import psutil
 import pytest
 from gateway_keys import make_key
+from starlette.requests import Request
+from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.limits.accounting import AccountingOptions
 from updraft.cloud_engine.gateway.process import GatewayOptions
+from updraft.cloud_engine.gateway.relay.call import read_call
 from updraft.cloud_engine.gateway.upstream.client import Upstream
 from updraft.protocol.errors import ConfigurationError
 
@@ -171,3 +175,13 @@ def test_a_long_name_costs_nothing(tmp_path: Path) -> None:
     assert answer.status_code == 400
     assert len(answer.content) < 400
     assert (tmp_path / "usage.sqlite").stat().st_size < 100_000
+
+
+def test_callers_choose_no_account_of_the_operator() -> None:
+    """Headers of OpenAI's that belong to its key do not reach a node, whose key is the operator's."""
+    own = {"openai-organization": "org-1", "openai-project": "proj-1", "idempotency-key": "k"}
+    headers = [(name.encode(), value.encode()) for name, value in {**own, "x-title": "app"}.items()]
+    scope = {"type": "http", "path": "/v1/chat/completions", "query_string": b"", "headers": headers}
+    body = b'{"model":"m","messages":[]}'
+    call = read_call(Request(scope), body, UsageRow(request_id="id"), 0.0, AsyncMock())
+    assert call.forwarded == [(b"x-title", b"app")]

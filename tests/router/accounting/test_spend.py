@@ -85,6 +85,21 @@ def test_models_without_a_price_are_refused(spending: Callable[..., Any], field:
         run(test(cloud))
 
 
+def test_requests_that_raise_the_price_are_refused(spending: Callable[..., Any]) -> None:
+    async def test(cloud: LongCloud) -> None:
+        dear = {"service_tier": "priority", "max_tokens": 5}
+        async with spending(cloud) as b:
+            refused = await b.answer("cloud", **dear)
+            assert "choices" in await b.answer("cloud", service_tier="flex", max_tokens=5)
+        assert refused["error"]["param"] == "service_tier"
+        async with spending(cloud, BudgetLimits(cloud_tokens=10**6)) as b:
+            assert "choices" in await b.answer("cloud", **dear), "tokens are counted at any price"
+        assert len(cloud.requests) == 2
+
+    with long_cloud() as cloud:
+        run(test(cloud))
+
+
 def test_streams_are_capped_where_their_reservation_ends(spending: Callable[..., Any]) -> None:
     async def test(cloud: LongCloud) -> None:
         async with spending(cloud) as b:

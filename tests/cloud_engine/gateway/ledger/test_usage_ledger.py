@@ -174,8 +174,9 @@ from updraft.cloud_engine.gateway.ledger.opening import open_store
 async def work():
     ledger, answered, begun = UsageLedger(open_store(sys.argv[1])), row(1), row(2)
     for each in (answered, begun):
+        each.cost_usd = 0.5
         await ledger.open(each)
-    answered.status, answered.completion_tokens = 200, 7
+    answered.status, answered.completion_tokens, answered.cost_usd = 200, 7, 0.25
     ledger.book(answered)
     os.kill(os.getpid(), 9)
 
@@ -187,8 +188,9 @@ def test_booked_usage_survives_a_kill(where: str) -> None:
     path = os.pathsep.join([str(Path(ledger_worker.__file__).parent), *sys.path])
     subprocess.run([sys.executable, "-c", BOOKED, where], check=False, env={**os.environ, "PYTHONPATH": path})
     UsageLedger(open_store(where)).close()
-    states = {(each["request_id"], each["state"], each["completion_tokens"]) for each in rows(where)}
-    assert states == {("request-1", "settled", 7), ("request-2", "abandoned", 0)}
+    names = "request_id", "state", "completion_tokens", "cost_usd"
+    kept = {tuple(each[name] for name in names) for each in rows(where)}
+    assert kept == {("request-1", "settled", 7, 0.25), ("request-2", "abandoned", 0, 0.5)}
 
 
 def test_missing_database_is_reported_at_the_start_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,6 +71,16 @@ def test_long_answers_at_once_stay_within_the_limit(gateway: Spending, key: str,
     assert {each.status_code for each in answers} == {200, 429}
 
 
+def test_requests_that_raise_the_price_need_a_key_without_a_budget(gateway: Spending, key: str) -> None:
+    dear = {"service_tier": "priority", "max_tokens": 5}
+    refused = gateway.ask(key, **dear)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "service_tier")
+    assert not gateway.cloud.requests
+    assert gateway.ask(key, service_tier="flex", max_tokens=5).status_code == 200
+    free = make_key(gateway.keys, uuid.uuid4().hex)
+    assert gateway.ask(free, **dear).status_code == 200
+
+
 def test_a_cap_leaves_all_other_fields_as_they_are(gateway: Spending, key: str) -> None:
     body = b'{"model":"big","messages":[{"role":"user","content":"hi"}],"metadata":{"x":1e999}}'
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
