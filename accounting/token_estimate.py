@@ -237,12 +237,16 @@ def _attached_bytes(body: bytes) -> tuple[int, int]:
 
 
 def _attached(fields: Mapping[str, Any]) -> Iterator[str]:
-    for messages in (fields.get("messages"), fields.get("input")):
-        for message in objects_of(messages):
-            for part in objects_of(message.get("content")):
-                for kind, path in _PARTS:
-                    data: Any = part if part.get("type") == kind else None
-                    for name in path:
-                        data = object_of(data).get(name)
-                    if isinstance(data, str):
-                        yield data
+    messages = [*objects_of(fields.get("messages")), *objects_of(fields.get("input"))]
+    parts = [part for message in messages for part in objects_of(message.get("content"))]
+    for part in parts:
+        if part.get("type") == "tool_result":
+            parts += objects_of(part.get("content"))
+        if object_of(part.get("source")).get("type") == "text":
+            continue  # a document's plain text
+        for kind, path in _PARTS:
+            data: Any = part if part.get("type") == kind else None
+            for name in path:
+                data = object_of(data).get(name)
+            if isinstance(data, str):
+                yield data

@@ -79,6 +79,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return {}
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise ConfigurationError(f"{path} is nested too deeply.") from error
     except OSError as error:
         if isinstance(error, PermissionError) and _is_hidden(path):
             _warn_hidden(path)

@@ -34,16 +34,19 @@ from ..accounting.request_record import CloudCall, RequestRecord
 from ..gates.gates import GateDecision
 from ..state import RouterState
 from ..tiers.failures import CloudFailure, CloudForbidden
-from ..tiers.interfaces import ChargedForwarding, CloudStream
+from ..tiers.interfaces import ChargedForwarding, CloudStream, Delivery
 
 #: Fields of answers that repeat their text or that no model has written.
 _UNCOUNTED = dict.fromkeys((*OPAQUE, "citations", "deltas"))
 
 
-def demand_of(record: RequestRecord, body: dict[str, Any], model: str, path: str) -> Demand:
-    """Return the charge of the request `body` as a function of its answer's length, at the prices of its model."""
+def demand_of(
+    record: RequestRecord, body: dict[str, Any], model: str, path: str, native: dict[str, Any] | None = None
+) -> Demand:
+    """Return the charge of the request `body` as a function of its answer's length, at the prices of its model.
+    `native`: the body that the cloud receives, if it has fields that `body` lacks."""
     price = record.prices.of_cloud(model) or Price()
-    sent = msgspec.json.encode(body)
+    sent = msgspec.json.encode(body if native is None else native)
     read = prompt_tokens(sent, bytes_per_token=1)  # upper bound on the prompt's tokens
     size = answer_size(body, path)
     is_known = size.limit is not None or price.max_output is not None
@@ -71,7 +74,10 @@ class CloudAttempt:
     body: dict[str, Any]
     # Local text that may be sent as a predicted output.
     draft: str
+    # Body that the cloud receives, if the caller wrote the request for the cloud's own API.
+    native: dict[str, Any] | None = None
     span: Span = field(default_factory=Span)
+    delivery: Delivery = field(default_factory=Delivery)
     # Cap on each answer's tokens, if the budget requires a cap.
     cap: int | None = None
     # Request fields in which the cloud may accept the cap. Empty if the caller has set a limit.
@@ -91,6 +97,7 @@ class CloudAttempt:
             *(headers, given.query, given.api_key, given.retries),
             native=given.native,
             book=self._book,
+            delivery=self.delivery,
             rate_limits=record.rate_limits,
             call_notes=record.call_notes,
             native_fields=record.native_fields,
@@ -110,7 +117,7 @@ class CloudAttempt:
         """Charge a broken attempt before its retry. Return False if the budget forbids the retry. The charge is the
         whole prompt and the minimum reservation of an answer, because the length of the answer is unknown."""
         record, call, budget = self.record, self.call, self.state.budget
-        read = prompt_tokens(json_bytes(self.drafted))
+        read = prompt_tokens(json_bytes(self.drafted if self.native is None else self.native))
         tokens = min(call.demand.wanted.least, call.unreported_tokens)
         broken = CloudCall(call.model, call.demand, tokens, ReportedUsage(prompt_tokens=read), is_broken=True)
         reason = f"retry: {call.model} failed: {cause}; {read} prompt tokens are charged for the failed attempt"
@@ -146,13 +153,20 @@ class CloudAttempt:
 
 
 @asynccontextmanager
-async def cloud_call(
-    state: RouterState, record: RequestRecord, body: dict[str, Any], path: str, *, draft: str = ""
+async def cloud_call(  # noqa: PLR0913
+    state: RouterState,
+    record: RequestRecord,
+    body: dict[str, Any],
+    path: str,
+    *,
+    draft: str = "",
+    native: dict[str, Any] | None = None,
 ) -> AsyncGenerator[CloudAttempt]:
-    """Open a cloud call: reserve its maximum cost, `draft` included, and record the call. Raises CloudForbidden."""
+    """Open a cloud call: reserve its maximum cost, `draft` included, and record the call. `native`: as in `demand_of`.
+    Raises CloudForbidden."""
     call = CloudCall(body["model"], is_reasoning=_may_hide_tokens(body))
-    attempt = CloudAttempt(state, record, call, path, body, draft)
-    call.demand = demand_of(record, attempt.drafted, call.model, path)
+    attempt = CloudAttempt(state, record, call, path, body, draft, native)
+    call.demand = demand_of(record, attempt.drafted, call.model, path, native)
     await _reserve(attempt)
     record.cloud_calls.append(call)
     record.keep_interrupted_row()
@@ -168,7 +182,8 @@ async def cloud_call(
         raise
     except asyncio.CancelledError as left:
         failure = left.__context__  # the failure of the last attempt, if cancelled during the backoff
-        call.unbilled = isinstance(failure, CloudFailure) and failure.unbilled
+        refused = isinstance(failure, CloudFailure) and failure.unbilled
+        call.unbilled = refused or not attempt.delivery.has_begun
         raise
     state.latency.observe(work_of(body), time.monotonic() - began)
 

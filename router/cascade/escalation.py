@@ -64,8 +64,11 @@ class Escalation:
         ruling = rule(self.job, availability)
         if budget is None or not ruling.cloud:
             return ruling
-        record = self.record
-        demands = [demand_of(record, self.job.body, candidate.model, self._path) for candidate in self.candidates()]
+        record, body = self.record, self.job.body
+        demands = [
+            demand_of(record, body, candidate.model, self._path, self._native(candidate, body))
+            for candidate in self.candidates()
+        ]
         least = min(demands, key=lambda each: each.charge(each.wanted.least).usd)  # the cheapest eligible cloud
         until = time.monotonic() + min(self.state.config.cloud_timeout_s, self.job.remaining_s)
         while True:
@@ -211,9 +214,9 @@ class Escalation:
         `continuing`: ask only clouds that can continue a message."""
         candidates = [candidate for candidate in self.candidates() if candidate.tier.continues or not continuing]
         for candidate in candidates:
-            sent = {**body, "model": candidate.model}
+            sent, native = {**body, "model": candidate.model}, self._native(candidate, body)
             try:
-                async with cloud_call(self.state, self.record, sent, self._path, draft=draft) as attempt:
+                async with cloud_call(self.state, self.record, sent, self._path, draft=draft, native=native) as attempt:
                     self._forwarded = attempt.forwarded(self.job.forwarded)
                     answer = await self._sent(candidate.tier, attempt, send, time_left_s)
                 candidate.tier.is_failing = False
@@ -227,6 +230,9 @@ class Escalation:
                 candidate.tier.is_failing = True
         cause = "no cloud can continue the begun stream"
         raise CloudForbidden(UpstreamError(f"{cause.capitalize()}."), cause)
+
+    def _native(self, candidate: CloudCandidate, body: dict[str, Any]) -> dict[str, Any] | None:
+        return candidate.tier.native_body(self._path, body, self.job.forwarded)
 
     async def _sent(self, tier: HttpCloudTier, attempt: CloudAttempt, send: _Send[T], time_left_s: _Seconds) -> T:
         """Send a request to one cloud, with the draft if the cloud accepts drafts, and return the answer. If the cloud

@@ -24,6 +24,7 @@ from ..accounting.request_record import RequestRecord
 from ..cascade.cascade import Cascade, CloudStreamReply, LiveReply, LocalReply, Reply
 from ..gates.gates import GateDecision
 from ..request.chat_request import continued
+from ..tiers.answer_shapes import has_content
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import CloudStream, LocalAnswer, LocalGeneration, Token
 from .completion import ChunkWriter, CloudReasoning, ShownTokens, internal_error, notes_in, token_logprobs
@@ -274,7 +275,7 @@ async def relay(
                     written += 1
                     yield sse.event(text)
                 continue
-            written += 1
+            written += has_content(event)
             as_it_is = adopt is None and reasoning is None
             yield b"data: " + payload + b"\n\n" if as_it_is else sse.event(event)
     except CloudFailure as failure:

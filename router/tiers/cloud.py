@@ -23,7 +23,7 @@ from ...protocol.structured import ignored
 from .answer_shapes import ContinuationVerdict, completion_in, embeddings_in, models_in, normalize
 from .connection import LOCATION, CloudEndpoint, HttpCloudStream, open_client
 from .failures import CloudCalls, CloudFailure, invalid_answer, misconfigured, timed_out, unreachable
-from .interfaces import ChargedForwarding, CloudContent, Content
+from .interfaces import ChargedForwarding, CloudContent, Content, Delivery
 from .providers.provider import ProviderCall, with_query
 from .refused_hints import hint_keys, refused_by, without
 
@@ -143,6 +143,15 @@ class HttpCloudTier:
                 self._ask_for_models_at = time.monotonic() + _MODELS_EVERY_S
         return model in self._node_models
 
+    def native_body(self, path: str, body: dict[str, Any], forwarded: Forwarding) -> dict[str, Any] | None:
+        """Return the body that the cloud receives if the caller wrote the request for the cloud's own API, else None: a
+        translation has no text that `body` lacks."""
+        if self._native(forwarded) is None:
+            return None
+        with suppress(CloudFailure):  # sending fails too
+            return self._call(path, body, forwarded).body
+        return None
+
     def refuse_drafts(self) -> None:
         """Send no more drafts, because the cloud refused the `prediction` field."""
         self._drafts_refused = True
@@ -176,15 +185,17 @@ class HttpCloudTier:
             forwarded.call_notes.extend(f"{hint}: left out, because the model refuses it" for hint in sorted(refused))
         content = given if is_content else json_content(call.body)
         until = time.monotonic() + timeout_s
+        delivery = forwarded.delivery if isinstance(forwarded, ChargedForwarding) else Delivery()
 
         async def once() -> T:
+            delivery.has_begun = False
             try:
                 async with asyncio.timeout(until - time.monotonic()):
-                    return await read(await self._send("POST", call.path, content, forwarded))
+                    return await read(await self._send("POST", call.path, content, forwarded, delivery))
             except TimeoutError as error:
-                raise timed_out(self._url, timeout_s) from error
+                raise timed_out(self._url, timeout_s, reached=delivery.has_begun) from error
             except httpx.HTTPError as error:
-                raise unreachable(self._url, error) from error
+                raise unreachable(self._url, error, reached=delivery.has_begun) from error
 
         try:
             book = forwarded.book if isinstance(forwarded, ChargedForwarding) else None
@@ -236,7 +247,9 @@ class HttpCloudTier:
 
     async def _models(self, forwarded: Forwarding) -> bytes:
         path = with_query("models", self._endpoint.query_with(forwarded.api_key))
-        return await self._read_whole(await self._send("GET", path, None, Forwarding(api_key=forwarded.api_key)))
+        return await self._read_whole(
+            await self._send("GET", path, None, Forwarding(api_key=forwarded.api_key), Delivery())
+        )
 
     async def _read_whole(self, response: httpx.Response) -> bytes:
         raw = await _read(response, MAX_BODY_BYTES)
@@ -244,7 +257,9 @@ class HttpCloudTier:
             raise invalid_answer(self._url, f"the answer exceeds {MAX_BODY_BYTES} bytes")
         return raw
 
-    async def _send(self, method: str, path: str, content: Content | None, forwarded: Forwarding) -> httpx.Response:
+    async def _send(
+        self, method: str, path: str, content: Content | None, forwarded: Forwarding, delivery: Delivery
+    ) -> httpx.Response:
         """Send a request and return the open response. Raises CloudFailure for any status but 200."""
         if isinstance(self._client, ConfigurationError):
             raise misconfigured(self._client)
@@ -261,6 +276,7 @@ class HttpCloudTier:
             f"{self._url}/{forwarded.target(path)}",
             content=None if content is None else content.data,
             headers=headers,
+            extensions={"trace": delivery.trace},
         )
         if forwarded.api_key is not None:
             for name in _KEY_HEADERS:

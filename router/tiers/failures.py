@@ -147,22 +147,24 @@ def reported(url: str, error: Any) -> CloudFailure:
     return _relayed("the stream reported an error", status, RelayedError(status, body), None)
 
 
-def timed_out(url: str, seconds: float) -> CloudFailure:
+def timed_out(url: str, seconds: float, *, reached: bool = True) -> CloudFailure:
     error = RequestTimeoutError(f"The cloud at {url} did not answer within {seconds:.1f} s.")
-    return CloudFailure("the server was too slow", error, "unreachable")
+    return CloudFailure("the server was too slow", error, "unreachable", reached=reached)
 
 
-def unreachable(url: str, error: httpx.HTTPError) -> CloudFailure:
+def unreachable(url: str, error: httpx.HTTPError, *, reached: bool = True) -> CloudFailure:
     """Map a failed connection, or a connection lost before the answer began, to a failure."""
     if isinstance(error, httpx.ReadTimeout | httpx.WriteTimeout):
         stopped = RequestTimeoutError(f"The cloud at {url} stopped answering.")
-        return CloudFailure("the server was too slow", stopped, "unreachable")
+        return CloudFailure("the server was too slow", stopped, "unreachable", reached=reached)
     detail = str(error) or type(error).__name__
     if not isinstance(error, httpx.TransportError):
         return invalid_answer(url, f"the answer is malformed: {detail}")
-    reached = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
+    is_lost = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout | httpx.ProxyError)
     failed = CloudUnreachableError(f"The cloud at {url} cannot be reached: {detail}")
-    return CloudFailure(f"the server cannot be reached: {detail}", failed, "unreachable", reached=reached)
+    return CloudFailure(
+        f"the server cannot be reached: {detail}", failed, "unreachable", reached=reached and not is_lost
+    )
 
 
 def circuit_open(url: str, cause: str, seconds: float) -> CloudFailure:
@@ -273,7 +275,7 @@ class CloudCalls:
             try:
                 answer = await attempt()
             except CloudFailure as failure:
-                never_reached = failure.unbilled and failure.status is None
+                never_reached = failure.unbilled and failure.status is None and not failure.is_timeout
                 is_unbilled, reached = failure.unbilled, reached or not never_reached
                 failure.unbilled = is_unbilled and not billed
                 if self._is_silent(failure, tried_at):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, Unpack
 
@@ -186,11 +186,25 @@ class CloudContent:
 Book = Callable[[str], Awaitable[bool]]
 
 
+@dataclass(slots=True)
+class Delivery:
+    """Progress of sending a request, as the events of httpcore's extension `trace`."""
+
+    # Whether the cloud may have read, and thus charge for, a part of the request.
+    has_begun: bool = False
+
+    async def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        if event.endswith("send_request_headers.started") and info["request"].method != b"CONNECT":
+            self.has_begun = True  # CONNECT reaches only a proxy
+
+
 @dataclass(frozen=True, slots=True)
 class ChargedForwarding(Forwarding):
     """Headers, query and key to forward, with a function that charges a failed attempt before each retry."""
 
     book: Book | None = field(default=None, repr=False)
+    # Progress of the current attempt.
+    delivery: Delivery = field(default_factory=Delivery)
     # Filled with the `x-ratelimit-*` headers of the cloud's last response.
     rate_limits: dict[str, str] = field(default_factory=dict[str, str])
     # Filled with the notes of the last translation of the request.

@@ -78,17 +78,19 @@ SUBPACKAGES = {
     "cloud_engine.engine": [
         "process",
         "engine",
+        "ranks",
         "output",
         "speculation",
         "worker",
         "scheduling",
         "kv",
+        "rank_messages",
         "types step",
         "config stats",
     ],
     "cloud_engine.planning": ["plan", "simulation", "mode_limits step_fit", "roofline step_time trace"],
     "cloud_engine.node": ["process", "api", "answers registration"],
-    "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "config rope", "fields"],
+    "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "sharding", "config rope", "fields"],
     "embedded": [
         "policy train",
         "export",
@@ -133,7 +135,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 85_457
+MAX_LINES = 86_237
 
 
 def modules() -> set[str]:

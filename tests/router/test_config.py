@@ -156,6 +156,8 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("[prices]\ncloud = 1", {}, {}, "Closest: cloud_input"),
         ("prices = 3", {}, {}, "prices in .* must be a table"),
         ("quality = ", {}, {}, "not valid TOML"),
+        (f"quality = {'{x = ' * 3000}1{'}' * 3000}", {}, {}, "is nested too deeply"),
+        (f"quality = {'[' * 3000}{']' * 3000}", {}, {}, "is nested too deeply"),
         ("", {"UPDRAFT_QUALITY": "high"}, {}, "Invalid setting.*quality"),
         ("quality = 1.5", {}, {}, "quality must be above 0"),
         ("", {"UPDRAFT_PROMISE": "average"}, {}, r"^promise must be level or mean, not average\.$"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -22,9 +23,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from long_cloud import PROMPT_TOKENS, LongCloud, long_cloud
 from router_fakes import unused_url
+from scripted_provider import anthropic_says, running_provider
 from updraft.accounting.budget import TOP_UP, TokenDemand
 from updraft.accounting.prices import Price
-from updraft.accounting.token_estimate import LIMITS, answer_size, capped
+from updraft.accounting.token_estimate import ATTACHED_TOKENS, LIMITS, answer_size, capped, prompt_tokens
 from updraft.protocol.errors import BudgetExceededError
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import NO_CHARGE, Budget, BudgetLimits, Charge, Demand, Reservation
@@ -512,6 +514,36 @@ def test_an_attempt_that_was_never_sent_costs_nothing(spending: Callable[..., An
         run(test(cloud))
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("end", ["deadline", "cancelled"])
+@pytest.mark.parametrize("proxied", [False, True])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # asyncio's, of cancelled handshakes
+def test_a_request_that_ends_before_it_is_sent_costs_nothing(
+    spending: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, proxied: bool, end: str, stream: bool
+) -> None:
+    async def test(silent: socket.socket) -> None:
+        host = f"127.0.0.1:{silent.getsockname()[1]}"
+        if proxied:
+            monkeypatch.setenv("https_proxy", f"http://{host}")
+        url = f"https://{'cloud.example' if proxied else host}/v1"
+        for budget in (BudgetLimits(usd=5.0), BudgetLimits()):
+            async with spending(cloud, budget, cloud_url=url, cloud_connect_timeout_s=20.0) as b:
+                task = asyncio.create_task(b.ask("cloud", stream=stream, timeout_s=0.5 if end == "deadline" else None))
+                connection = (await asyncio.to_thread(silent.accept))[0]
+                with connection:
+                    assert await asyncio.to_thread(connection.recv, 1), "a handshake has begun"
+                    if end == "cancelled":
+                        task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+                (row, *_) = await asyncio.to_thread(b.rows)
+                assert (row.cost_usd, row.cloud_tokens, row.cloud_prompt_tokens) == (0, 0, 0)
+                assert row.status == (504 if end == "deadline" else 499)
+
+    with long_cloud() as cloud, socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(20.0)
+        run(test(silent))
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"])
 def test_every_endpoint_is_capped(spending: Callable[..., Any], path: str) -> None:
     """The lists of prompts, too. The Messages API always has a limit of the caller's."""
@@ -729,3 +761,48 @@ def test_a_request_that_asks_for_cache_writes_reserves_their_price(place: str) -
     ]
     rates = [each.fixed.usd / each.fixed.cloud_tokens * 1e6 for each in demands]
     assert rates == [pytest.approx(INPUT), pytest.approx(2 * INPUT)]
+
+
+_TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
+_TEXT = "word " * 10_000  # at most 50,000 tokens, which cost $0.05; $0.10 if the cloud stores them
+_STORED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+def _user(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [*blocks, {"type": "text", "text": "hi"}]}]}
+
+
+@pytest.mark.parametrize(
+    ("usd", "fields"),
+    [
+        (0.04, {"tools": [{**_TOOL, "input_examples": [{"to": _TEXT}]}]}),
+        (0.04, {"inference_geo": _TEXT}),
+        (0.04, _user({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": _TEXT}})),
+        (0.09, {**_user({"type": "text", "text": _TEXT}), **_STORED}),
+        (0.09, _user({"type": "text", "text": _TEXT, **_STORED})),
+        (0.09, {"tools": [{**_TOOL, "description": _TEXT, **_STORED}]}),
+        (0.09, {"system": [{"type": "text", "text": _TEXT, **_STORED}]}),
+    ],
+)
+def test_a_request_in_the_clouds_own_api_is_measured_as_it_is_sent(bench: Any, usd: float, fields: Any) -> None:
+    body = json.dumps({"model": "cloud", "max_tokens": 5, **_user(), **fields}).encode()
+
+    async def test() -> None:
+        with running_provider() as cloud:
+            for limit in (usd, 0.12):
+                anthropic_says(cloud, [{"type": "text", "text": "Hi"}], "end_turn", stream=False)
+                settings = {"cloud_url": cloud.url, "cloud_provider": "anthropic", "cloud_model": "big"}
+                budget = BudgetLimits(usd=limit)
+                async with bench(has_local=False, prices=PRICES, budget=budget, **settings) as b:
+                    status = (await b.handle(WireRequest("POST", "/v1/messages", {}, body))).status
+                assert status == (429 if limit == usd else 200)
+            assert len(cloud.asked) == 1
+
+    run(test())
+
+
+def test_images_in_results_of_tools_cost_as_much_as_other_images() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD" * 9_000}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [image]}
+    sizes = [prompt_tokens(json.dumps(_user(block)).encode()) for block in (image, result)]
+    assert ATTACHED_TOKENS < sizes[0] < sizes[1] < sizes[0] + 100

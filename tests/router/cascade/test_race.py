@@ -81,6 +81,9 @@ class Clinging:
     def __init__(self) -> None:
         self.stopping = asyncio.Event()
 
+    def native_body(self, *_request: Any) -> None:
+        """It has no API of its own."""
+
     async def complete(self, path: str, body: dict[str, Any], **options: Any) -> dict[str, Any]:
         try:
             await asyncio.sleep(60)

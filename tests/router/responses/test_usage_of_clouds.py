@@ -243,3 +243,12 @@ def test_cache_writes_cost_more_than_plain_input(
         hour = 500 if form == "Anthropic" else 0
         by_time = {"ephemeral_5m_input_tokens": 900 - hour, "ephemeral_1h_input_tokens": hour}
         assert answer["usage"]["cache_creation"] == by_time
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_blocked_prompt_has_no_answer(cloud: ScriptedProvider, daemons: dict[str, str], stream: bool) -> None:
+    url, path = daemons["gemini"], "/v1/chat/completions"
+    blocked = {"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 1000}}
+    cloud.says(f"data: {json.dumps(blocked)}\n\n" if stream else blocked)
+    (about,) = [event["updraft"] for event in ask(url, path, stream=stream) if "updraft" in event]
+    assert about["cost_usd"] == pytest.approx(0.001)
