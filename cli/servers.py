@@ -168,6 +168,9 @@ class EngineFlags(options.BatchLimits):
         bool,
         typer.Option("--batch-invariant", help="Compute bit-identical results in any batch: slower, CPU only."),
     ] = False
+    tensor_parallel: Annotated[
+        int, typer.Option("--tensor-parallel", min=1, help="Processes, and GPUs, that share the model's layers.")
+    ] = 1
     attention_backend: Annotated[
         Literal["auto", "torch", "native", "triton"],
         typer.Option(help="Attention kernels: plain torch, C (native, on a CPU), or Triton (on a GPU)."),

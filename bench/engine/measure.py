@@ -22,6 +22,7 @@ from .batches import batch_figures, escalation_figures, overlap_figures, rooflin
 from .ceilings import MatrixProducts
 from .driving import engine_config
 from .invariance import invariance_figures
+from .ranks import rank_figures
 from .scheduling import kv_waste, step_rows
 from .shapes import SHAPES, model_folder, random_model, shape_config
 from .speed import (
@@ -51,7 +52,7 @@ class EngineBenchOptions:
     model_dir: Path
     # `pocket`, or a name in `SHAPES` for random weights.
     shape: str = "pocket"
-    dtype: str = "bfloat16"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
     workload: Workload = field(default_factory=Workload)
     # Maximum number of sequences that run at once.
     running: int = 32
@@ -240,6 +241,7 @@ GROUPS: Mapping[str, Callable[[_EngineBench], Figures]] = {
         "kv_waste": kv_waste(it.options.workload),
     },
     "host": lambda it: host.host_figures(host.ROWS, host.CONTEXTS, it.say),
+    "ranks": lambda it: rank_figures(it.folder, it.options.dtype),
     "steps": lambda it: measured_step_time(it.model, it.options.running, it.options.workload).figures(),
     "simulation": lambda it: simulation_errors(it.model, it.options.running, it.options.workload, it.say),
     "invariance": _EngineBench.invariance,
@@ -252,5 +254,5 @@ GROUPS: Mapping[str, Callable[[_EngineBench], Figures]] = {
 #: only on CPUs.
 _NOT_ON: Mapping[str, Sequence[str]] = {
     "cpu": ("batches", "overlap", "escalation", "gaps"),
-    "cuda": ("invariance", "pocket-drafts"),
+    "cuda": ("invariance", "pocket-drafts", "ranks"),
 }

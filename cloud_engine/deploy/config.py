@@ -125,7 +125,7 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     drain_timeout_s: Seconds = 60.0
     # CPU cores that Ray reserves for each node.
     cpus: Amount = 1.0
-    # GPUs that Ray reserves for each node, all on one machine.
+    # GPUs of each node, all on one machine, which share the model's layers. Ray reserves them.
     devices: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     # Labels of the machines that the nodes run on.
     labels: dict[str, str] = {}
@@ -140,7 +140,12 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         step_ms = self.engine.get("max_step_ms")
         step_ms = step_ms if isinstance(step_ms, int) else None
         limits = limits_from(absolute(self.step_costs), self.mode, step_ms, str(device))
-        usual = {**settings_of(limits), "device": device, "block_size": usual_block_size(str(device))}
+        usual = {
+            **settings_of(limits),
+            "device": device,
+            "block_size": usual_block_size(str(device)),
+            "tensor_parallel": max(1, self.devices),
+        }
         try:
             return msgspec.convert({**usual, **self.engine}, EngineConfig)
         except msgspec.ValidationError as error:

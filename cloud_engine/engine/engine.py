@@ -20,10 +20,13 @@ from ...text.grammars.compiler import GrammarCompiler, Vocabulary
 from ...text.grammars.state import Grammars, GrammarState, Mask
 from ...text.tokenizer import Tokenizer
 from ..models.loading.loader import Progress
+from ..models.sharding import ALONE
 from .config import EngineConfig
 from .kv.kv_cache_manager import KVCacheManager
 from .kv.sizing import KVCacheSize
 from .output.output_processor import OutputProcessor, cut_drafts
+from .rank_messages import NewWorker
+from .ranks.leader import Leader, of_rank
 from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.step_record import RecordHeader, StepRecorder
@@ -115,8 +118,9 @@ class Engine:
         profile = step_profile(runner, config) if config.draft_length == "adaptive" else {}
         self._fixed_rows = fixed_rows(profile) if profile else 0.0
         self._speculator = Speculator([*own, *drafters], config, CostTable(profile) if profile else None)
+        model.group.tell(NewWorker(sizes.context_length))
         new_slots = partial(Slots, config.max_num_seqs, sizes.context_length, config.block_size)
-        self._worker = Worker(runner, self._speculator.propose, new_slots)
+        self._worker = Worker(runner, self._speculator.propose, new_slots, model.group)
         self._counters = EngineStats()
         self._recorder: StepRecorder | None = None
         if config.record_steps is not None:
@@ -137,8 +141,14 @@ class Engine:
         The model is named after the folder. Raises ModelLoadError, and the errors of the constructor.
         """
         use_device(config.device)  # fail before loading any weights
+        group = ALONE
+        if config.tensor_parallel > 1:
+            config = of_rank(config, 0)
+            group = Leader(folder, config)
         allow_tf32(config.device)
-        served = ServedModel.from_folder(folder, config, progress)
+        served = ServedModel.from_folder(folder, config, progress, group)
+        if isinstance(group, Leader):
+            group.begin()
         return cls(served, config, draft=DraftWeights.from_path(draft, served.weights) if draft else None)
 
     @property
@@ -150,6 +160,11 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return len(self._outputs) > 0
+
+    @property
+    def survives_failures(self) -> bool:
+        """Return whether `reset` suffices after a failed step. Several ranks may be at different places in it."""
+        return self._worker.group.size == 1
 
     @property
     def is_streaming(self) -> bool:

@@ -49,7 +49,12 @@ class CompiledDecoder:
 
 
 def compile_decoder(model: Decoder) -> CompiledDecoder | None:
-    """Compile a model whose linear layers are packed for C. Return None if a layer is not, or C lacks support."""
+    """Compile a model whose linear layers are packed for C. Return None if a layer is not, or C lacks support.
+
+    A model of several ranks is not compiled, because its layers exchange sums.
+    """
+    if model.group.size > 1:
+        return None
     layers = [_layer(layer, model.config, index) for index, layer in enumerate(model.layers)]  # type: ignore[arg-type]
     packed = [layer for layer in layers if layer is not None]
     if len(packed) < len(layers):

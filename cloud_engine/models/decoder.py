@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ...kernels.attention.types import Attention
 from ...kernels.kv_cache.types import Rotation
 from .config import ModelConfig
 from .layers import GatedMLP, GroupedQueryAttention, Linear, TokenEmbedding, norm
 from .rope import Rotary
+from .sharding import ALONE, ModelGroup, Shard, check_divisible
 
 
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each added to the residual stream; Gemma also normalises both updates."""
 
-    def __init__(self, config: ModelConfig, index: int) -> None:
+    def __init__(self, config: ModelConfig, index: int, group: ModelGroup) -> None:
         super().__init__()
         size = config.hidden_size
         self.input_norm = norm(config, size)
-        self.attention = GroupedQueryAttention(config, index)
+        self.attention = GroupedQueryAttention(config, index, group)
         self.attention_out_norm = norm(config, size) if config.sandwich_norms else nn.Identity()
         self.mlp_norm = norm(config, size)
-        self.mlp = GatedMLP(config)
+        self.mlp = GatedMLP(config, group)
         self.mlp_out_norm = norm(config, size) if config.sandwich_norms else nn.Identity()
 
     def forward(self, update: Tensor | None, residual: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
@@ -33,15 +35,19 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model. Only `attention` knows the sequence of each row."""
+    """A decoder-only language model, or one rank's part of it. Only `attention` knows the sequence of each row."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, group: ModelGroup = ALONE) -> None:
+        """Create the model. Raises ConfigurationError if the ranks of `group` cannot share it equally."""
         super().__init__()
+        check_divisible(group, {"heads": config.num_heads, "neurons": config.intermediate_size}, config.num_kv_heads)
         self.config = config
-        self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
+        self.group = group
+        tokens = Shard(0, (config.vocab_size,), group=group)
+        self.embed_tokens = TokenEmbedding(config.hidden_size, tokens)
+        self.layers = nn.ModuleList(DecoderLayer(config, index, group) for index in range(config.num_layers))
         self.norm = norm(config, config.hidden_size)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, tokens)
         self._rotary = Rotary(config.rotary)
         self._sliding_rotary = None if config.sliding_rotary is None else Rotary(config.sliding_rotary)
         if config.tie_word_embeddings:
@@ -57,7 +63,7 @@ class Decoder(nn.Module):
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the input of the first layer, (tokens, hidden_size)."""
-        hidden = self.embed_tokens(token_ids)
+        hidden = self.embed_tokens(token_ids) if self.group.size == 1 else self._joint_embedding(token_ids)
         return hidden if self.config.embedding_scale == 1 else hidden * self.embedding_scale
 
     def rotations(self, positions: Tensor) -> tuple[Rotation, Rotation]:
@@ -66,11 +72,35 @@ class Decoder(nn.Module):
         return plain, plain if self._sliding_rotary is None else self._sliding_rotary(positions)
 
     @property
+    def num_heads(self) -> int:
+        """Number of this rank's query heads."""
+        return len(self.group.share(self.config.num_heads))
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of this rank's KV heads."""
+        return len(self.group.share(self.config.num_kv_heads))
+
+    @property
     def embedding_scale(self) -> float:
         """Factor of the embeddings, rounded to the weights' dtype as in Gemma."""
         return float(torch.tensor(self.config.embedding_scale, dtype=self.embed_tokens.weight.dtype))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (rows, hidden_size) to logits (rows, vocab_size) float32."""
-        logits, cap = self.lm_head(hidden).to(torch.float32), self.config.logit_soft_cap
+        logits, cap = self._joint_logits(self.lm_head(hidden).to(torch.float32)), self.config.logit_soft_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap  # bounds large logits (Gemma 2)
+
+    def _joint_embedding(self, token_ids: Tensor) -> Tensor:
+        """Look up the tokens of this rank, and sum: all other ranks have zeros there."""
+        own = self.group.share(self.config.vocab_size)
+        is_own = (token_ids >= own.start) & (token_ids < own.stop)
+        hidden = self.embed_tokens(torch.where(is_own, token_ids - own.start, 0))
+        return self.group.sum(hidden * is_own[:, None])
+
+    def _joint_logits(self, logits: Tensor) -> Tensor:
+        """Join the logits of all ranks. Those of the last rank are padded to the length of the others."""
+        if self.group.size == 1:
+            return logits
+        missing = -(-self.config.vocab_size // self.group.size) - logits.shape[1]
+        return self.group.join(functional.pad(logits, (0, missing)))[:, : self.config.vocab_size]

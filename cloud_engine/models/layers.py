@@ -12,17 +12,30 @@ from ...kernels.kv_cache.types import HeadNorms, Rotation
 from ...kernels.norm.ops import add_rms_norm, rms_norm
 from ...kernels.norm.types import Norm
 from .config import ModelConfig
+from .sharding import ModelGroup, Shard
 
 
 class Linear(nn.Linear):
-    """A linear layer without initial weights: they are loaded later, and initialising would import torch's compiler."""
+    """This rank's part of a linear layer, from `inputs` to `outputs` in the whole model.
+
+    It has no initial weights: they are loaded later, and initialising would import torch's compiler.
+    """
+
+    def __init__(self, inputs: int, outputs: int, shard: Shard, *, bias: bool = False) -> None:
+        sizes = (shard.length, outputs) if shard.dim else (inputs, shard.length)
+        super().__init__(*sizes, bias=bias)
+        self.shard = shard
 
     def reset_parameters(self) -> None:
         pass
 
 
 class TokenEmbedding(nn.Embedding):
-    """A token embedding without initial weights, like `Linear`."""
+    """This rank's part of the token embeddings, without initial weights, like `Linear`."""
+
+    def __init__(self, size: int, shard: Shard) -> None:
+        super().__init__(shard.length, size)
+        self.shard = shard
 
     def reset_parameters(self) -> None:
         pass
@@ -55,14 +68,19 @@ def norm(config: ModelConfig, size: int) -> RMSNorm:
 
 
 class GroupedQueryAttention(nn.Module):
-    """Attention in which several query heads share a KV head. One matrix product computes query, key and value."""
+    """Attention in which several query heads share a KV head. One matrix product computes query, key and value.
 
-    def __init__(self, config: ModelConfig, index: int) -> None:
+    A rank has a share of the heads. If there are fewer KV heads than ranks, several ranks have the same one.
+    """
+
+    def __init__(self, config: ModelConfig, index: int, group: ModelGroup) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        width = (self.heads + 2 * self.kv_heads) * self.head_dim
-        self.qkv_proj = Linear(config.hidden_size, width, bias=config.qkv_bias)
-        self.o_proj = Linear(self.heads * self.head_dim, config.hidden_size, bias=config.output_bias)
+        size, heads, kv_heads = config.hidden_size, config.num_heads, config.num_kv_heads
+        self.head_dim, self._group = config.head_dim, group
+        by_head = Shard(0, (heads, kv_heads, kv_heads), self.head_dim, group)
+        self.qkv_proj = Linear(size, (heads + 2 * kv_heads) * self.head_dim, by_head, bias=config.qkv_bias)
+        inputs = Shard(1, (heads,), self.head_dim, group)
+        self.o_proj = Linear(heads * self.head_dim, size, inputs, bias=config.output_bias)
         self.q_norm = norm(config, self.head_dim) if config.qk_norm else None
         self.k_norm = norm(config, self.head_dim) if config.qk_norm else None
         scale = self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
@@ -71,7 +89,7 @@ class GroupedQueryAttention(nn.Module):
     def forward(self, hidden: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
         projected = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
         mixed = attention.attend(self.layer, projected, rotation, self._norms())
-        return self.o_proj(mixed.reshape(hidden.shape[0], -1))
+        return self._group.sum(self.o_proj(mixed.reshape(hidden.shape[0], -1)))
 
     def _norms(self) -> HeadNorms | None:
         if self.q_norm is None or self.k_norm is None:
@@ -82,11 +100,13 @@ class GroupedQueryAttention(nn.Module):
 class GatedMLP(nn.Module):
     """Gated feed-forward layer (Shazeer 2020). One matrix product computes the gate and up projections."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, group: ModelGroup) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        size, neurons = config.hidden_size, config.intermediate_size
+        self._group = group
+        self.gate_up_proj = Linear(size, 2 * neurons, Shard(0, (neurons, neurons), group=group), bias=config.mlp_bias)
+        self.down_proj = Linear(neurons, size, Shard(1, (neurons,), group=group), bias=config.mlp_bias)
         self.activation: Activation = config.activation
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(gated_activation(self.gate_up_proj(hidden), self.activation))
+        return self._group.sum(self.down_proj(gated_activation(self.gate_up_proj(hidden), self.activation)))

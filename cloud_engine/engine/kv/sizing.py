@@ -88,8 +88,8 @@ def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
         config.num_layers,
         num_blocks,
         block_size,
-        config.num_heads,
-        config.num_kv_heads,
+        model.num_heads,
+        model.num_kv_heads,
         config.head_dim,
         weight.dtype,
         weight.device,
@@ -100,5 +100,5 @@ def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
 def block_bytes(model: Decoder, block_size: int) -> int:
     """Return the bytes of one KV block over all layers."""
     config = model.config
-    elements = config.num_layers * 2 * block_size * config.num_kv_heads * config.head_dim
+    elements = config.num_layers * 2 * block_size * model.num_kv_heads * config.head_dim
     return elements * model.embed_tokens.weight.element_size()

@@ -136,6 +136,8 @@ class EngineLoop:
             self._before_step()
             outputs = self._engine.step()
         except Exception as error:
+            if not self._engine.survives_failures:
+                raise
             suspects, lost = self._engine.suspects, self._engine.reset()
             self._report_steps()
             if not self._works():

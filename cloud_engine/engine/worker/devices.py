@@ -47,8 +47,9 @@ def allow_tf32(name: str) -> None:
 def yields_to_other_processes(config: EngineConfig) -> Callable[[], None]:
     """Return a function to call before each step, which lowers torch's threads while other processes keep CPUs busy.
 
-    The function does nothing on GPUs, and in batch-invariant mode, where the thread count would affect results."""
-    if config.device != "cpu" or config.batch_invariant:
+    The function does nothing on GPUs, among several ranks, which keep each other's CPUs busy, and in batch-invariant
+    mode, where the thread count would affect results."""
+    if config.device != "cpu" or config.batch_invariant or config.tensor_parallel > 1:
         return lambda: None
     governor = ThreadGovernor(torch.get_num_threads())
 

@@ -27,6 +27,7 @@ from ...models.compile import CompiledDecoder, compile_decoder
 from ...models.decoder import Decoder
 from ..config import EngineConfig
 from ..kv.sizing import cache_spec
+from ..rank_messages import Capture, NewRunner, Release, Restore, RunChunk, RunChunks
 from .cuda_graphs import MAX_DRAFT_ROWS, CudaRecorder, GraphLimits, StepGraphs
 from .devices import HostCopy, to_device
 from .launched_step import UnreadInputs
@@ -75,6 +76,7 @@ class Runner:
         attention_backend: AttentionChoice = "auto",
     ) -> None:
         """Set up. Raises ConfigurationError if the backend does not support the model or `batch_invariant`."""
+        model.group.tell(NewRunner(num_blocks, attention_backend))
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
         self._least_rows = least_rows(model)
@@ -104,12 +106,14 @@ class Runner:
 
     def capture(self, limits: GraphLimits) -> None:
         """Capture steps without prompts as CUDA graphs if the attention backend is Triton. Takes seconds."""
+        self.model.group.tell(Capture(limits.sequences, limits.draft_rows, limits.blocks))
         self._graph_limits = limits
         if isinstance(self._backend, TritonBackend):
             self._graphs = StepGraphs(self.model, self._backend, limits, CudaRecorder())
 
     def release(self) -> None:
         """Free the KV cache, and move weights on a GPU to host memory. Call `restore` before the next step."""
+        self.model.group.tell(Release())
         self._graphs = None
         self._backend.cache = self._backend.cache.new_empty(0)
         self.model.to("cpu")
@@ -118,6 +122,7 @@ class Runner:
 
     def restore(self) -> None:
         """Undo `release`. The KV cache is empty."""
+        self.model.group.tell(Restore())
         self.model.to(self._device)
         self._backend.cache = self._backend.cache.new_zeros(self._released)
         if self._graph_limits is not None:
@@ -125,6 +130,8 @@ class Runner:
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Compute all chunks, store their keys and values, and return logits (sum of num_logits, vocab) float32."""
+        if self.model.group.size > 1:
+            self.model.group.tell(RunChunks([_told(chunk) for chunk in chunks]))
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
         batch = RaggedBatch.of(spans, len(token_ids), self.block_size)
@@ -227,6 +234,10 @@ class Runner:
 
     def _on_device(self, staged: Tensor) -> Tensor:
         return to_device(staged, self._device)
+
+
+def _told(chunk: Chunk) -> RunChunk:
+    return RunChunk(list(chunk.token_ids), chunk.start, [*map(int, chunk.block_table)], chunk.num_logits)
 
 
 def _wanted_rows(chunks: Sequence[Chunk]) -> Ints:

@@ -16,6 +16,7 @@ from ...models.decoder import Decoder
 from ...models.loading.gguf_file import gguf_vocabulary
 from ...models.loading.hub import name_of
 from ...models.loading.loader import Progress, load_model
+from ...models.sharding import ALONE, ModelGroup
 from ..config import EngineConfig
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -32,14 +33,15 @@ class ServedModel:
     sampling: SamplingDefaults = PLAIN_SAMPLING
 
     @classmethod
-    def from_folder(cls, folder: Path, config: EngineConfig, progress: Progress | None = None) -> ServedModel:
+    def from_folder(
+        cls, folder: Path, config: EngineConfig, progress: Progress | None = None, group: ModelGroup = ALONE
+    ) -> ServedModel:
         """Load a Hugging Face style folder. Raises ModelLoadError naming what is missing, damaged or unsupported."""
         if folder.is_file():
             raise ModelLoadError(
                 f"{folder} is a file. The served model needs a folder with its tokenizer; only a draft may be a file."
             )
-        dtype = _DTYPES.get(config.dtype, torch.float32 if config.device == "cpu" else None)
-        weights = load_model(folder, dtype=dtype, device=config.device, progress=progress)
+        weights = load_weights(folder, config, progress, group)
         tokenizer = Tokenizer.from_folder(folder)
         if tokenizer.vocab_size > weights.config.vocab_size:
             raise ConfigurationError(
@@ -47,6 +49,14 @@ class ServedModel:
                 f"{weights.config.vocab_size}. Use the tokenizer that belongs to the model."
             )
         return cls(weights, name_of(folder), tokenizer, tokenizer.eos_ids, folder_sampling(folder))
+
+
+def load_weights(
+    folder: Path, config: EngineConfig, progress: Progress | None = None, group: ModelGroup = ALONE
+) -> Decoder:
+    """Load this rank's part of the weights. Raises ModelLoadError."""
+    dtype = _DTYPES.get(config.dtype, torch.float32 if config.device == "cpu" else None)
+    return load_model(folder, dtype=dtype, device=config.device, progress=progress, group=group)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,14 @@ from itertools import chain
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 
 from ....kernels.attention.ragged_batch import Ints, RaggedBatch, repeated
 from ....protocol.errors import EngineError
 from ....text.grammars.state import Mask
 from ....text.logit_edits import LogitEdits
+from ...models.sharding import ALONE, ModelGroup
+from ..rank_messages import LaunchStep, ReadStep, SampleStep
 from ..step import DraftProposal, StepPlan, StepResult, StepSampling
 from ..types.outputs import TokenLogprob
 from .devices import HostCopy, to_device
@@ -40,8 +43,11 @@ _NONE = np.zeros(0, np.int64)
 class Worker:
     """Executes each plan by `launch`, `sample` and `read`. The next plan may be launched before `read`."""
 
-    def __init__(self, runner: Runner, propose: Propose, new_slots: Callable[[], Slots]) -> None:
+    def __init__(
+        self, runner: Runner, propose: Propose, new_slots: Callable[[], Slots], group: ModelGroup = ALONE
+    ) -> None:
         self.runner = runner
+        self.group = group
         self._propose = propose
         self._new_slots = new_slots
         self.slots = new_slots()
@@ -56,6 +62,8 @@ class Worker:
         self._apply(plan)
         slots, counts = np.array(plan.slots, np.int64), np.array(plan.counts, np.int64)
         num_drafts, proposals = self._draft(plan, slots, counts, mask_after)
+        if self.group.size > 1:
+            self.group.tell(LaunchStep(replace(plan, drafts=self.slots.drafts, grants={})))
         self._launched.append(self._forward(slots, counts, num_drafts))
         return proposals
 
@@ -63,6 +71,7 @@ class Worker:
         """Sample the tokens of the last launched step. The step before it has been read.
 
         Raises EngineError if a constrained row has no mask."""
+        self.group.tell(SampleStep(sampling))
         step, slots = self._launched[-1], self.slots
         masks = self._masks(step, sampling)
         sequence, number = step.sequence, step.number
@@ -86,6 +95,7 @@ class Worker:
             sequence, number, new = sequence[kept], number[kept], new[kept]
             tokens = new.tolist()
             slots.num_computed[step.slots] -= (step.num_drafts - accepted) * step.live
+        self.group.tell(ReadStep(tokens))
         live = step.live[sequence]  # other slots may have new sequences
         of_row = step.slots[sequence[live]]
         slots.tokens[of_row, slots.num_known[of_row] + number[live]] = new[live]

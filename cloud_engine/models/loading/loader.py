@@ -13,6 +13,8 @@ from ..decoder import Decoder
 from ..families import FAMILIES
 from ..families.family import Family, architecture
 from ..fields import Fields
+from ..layers import Linear, TokenEmbedding
+from ..sharding import ALONE, ModelGroup
 from .checkpoint import SafetensorsFolder
 from .gguf_file import GgufFile
 
@@ -22,11 +24,17 @@ Checkpoint = SafetensorsFolder | GgufFile
 
 
 def load_model(
-    path: Path, *, dtype: torch.dtype | None = torch.float32, device: str = "cpu", progress: Progress | None = None
+    path: Path,
+    *,
+    dtype: torch.dtype | None = torch.float32,
+    device: str = "cpu",
+    progress: Progress | None = None,
+    group: ModelGroup = ALONE,
 ) -> Decoder:
     """Load a Hugging Face style folder or a GGUF file, converting the weights to `dtype` one by one.
 
-    If `dtype` is None, all weights get the type of the stored embedding.
+    If `dtype` is None, all weights get the type of the stored embedding. A rank of a larger `group` keeps only its part
+    of each weight.
 
     Raises ModelLoadError for an unknown architecture, a missing or damaged file, and missing, unexpected or wrongly
     shaped tensors; the message names them.
@@ -35,8 +43,8 @@ def load_model(
     family = family_of(checkpoint.fields)
     config = family.read_config(checkpoint.fields)
     with torch.device("meta"):
-        model = Decoder(config)
-    parameters = dict(model.named_parameters())  # lists a tied head only once
+        whole, model = Decoder(config), Decoder(config, group)
+    parameters = dict(whole.named_parameters())  # lists a tied head only once
     sources = family.sources(list(parameters))
     _check_names(checkpoint, sources, tied_head=config.tie_word_embeddings)
     dtype = dtype or checkpoint.dtype(sources["embed_tokens.weight"][0])
@@ -45,10 +53,12 @@ def load_model(
     loaded = 0
     for name, parts in sources.items():
         rows = _rows(checkpoint, parts, parameters[name].shape)
-        state[name] = torch.empty(parameters[name].shape, dtype=dtype, device=device)
-        for part, piece in zip(parts, state[name].split(rows), strict=True):
+        weight = torch.empty(parameters[name].shape, dtype=dtype, device=device if group.size == 1 else "cpu")
+        for part, piece in zip(parts, weight.split(rows), strict=True):
             checkpoint.copy_into(part, piece)
-        loaded += state[name].nbytes
+        loaded += weight.nbytes
+        module = model.get_submodule(name.rpartition(".")[0])
+        state[name] = module.shard.take(weight).to(device) if isinstance(module, Linear | TokenEmbedding) else weight
         if progress:
             progress(loaded, total)
     model.load_state_dict(state, assign=True, strict=False)  # not strict, because `_check_names` has checked the names

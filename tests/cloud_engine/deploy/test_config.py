@@ -195,7 +195,7 @@ def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> Non
         assert msgspec.json.encode(read, enc_hook=os.fspath) == sent
         assert credentials.node_key() not in repr(options)
     engine = node_options(config, model).engine
-    assert (engine.max_num_seqs, engine.device, engine.block_size) == (4, "cuda", 64)
+    assert (engine.max_num_seqs, engine.device, engine.block_size, engine.tensor_parallel) == (4, "cuda", 64, 1)
     assert (engine.max_step_ms, engine.max_num_batched_tokens) == (MODES["latency"].max_step_ms, 2048)
 
 
@@ -230,6 +230,7 @@ def test_ray_reserves_devices_of_one_machine_and_labels() -> None:
     model = ModelDeployment(
         name="big", model="m", cpus=2, devices=4, labels={"zone": "a"}, replicas=Replicas(min=1, max=3)
     )
+    assert model.engine_config().tensor_parallel == 4
     options = ray_options(model)
     assert options["placement_group_bundles"] == [{"CPU": 2, "GPU": 4}]
     assert options["placement_group_strategy"] == "STRICT_PACK"

@@ -16,6 +16,7 @@ from updraft.cloud_engine.models.compile import compile_decoder
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.layers import TokenEmbedding
 from updraft.cloud_engine.models.loading.loader import load_model
+from updraft.cloud_engine.models.sharding import Shard
 from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.types import QuerySpan
 from updraft.kernels.linear.cpu import NativeLinear
@@ -210,6 +211,8 @@ def test_wrong_shapes_are_refused_before_the_c_call(tmp_path: Path) -> None:
     ]:
         with pytest.raises(ConfigurationError, match=problem):
             compiled(tokens, positions, begin(batch))
-    model.embed_tokens = TokenEmbedding(*model.lm_head.shape).to(torch.bfloat16)
+    model.embed_tokens = TokenEmbedding(model.config.hidden_size, Shard(0, (model.config.vocab_size,))).to(
+        torch.bfloat16
+    )
     with pytest.raises(ConfigurationError, match="bfloat16"):
         compiled(torch.zeros(3, dtype=torch.int64), torch.arange(3), begin(batch))

@@ -1,0 +1,143 @@
+"""Main module of the ranks after rank 0: `python -m ...follower FOLDER RANK` computes its part of each step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+import zmq
+
+from ....kernels.runtime.host_memory import keep_freed_memory
+from ....protocol.errors import EngineError
+from ....protocol.safety.system import socket_address
+from ....protocol.telemetry.logs import log_to_stderr
+from ...models.decoder import Decoder
+from ..config import EngineConfig
+from ..rank_messages import (
+    Capture,
+    Join,
+    LaunchStep,
+    Message,
+    NewRunner,
+    NewWorker,
+    ReadStep,
+    Release,
+    Restore,
+    RunChunks,
+    SampleStep,
+    decode,
+)
+from ..step import StepPlan
+from ..worker.cuda_graphs import GraphLimits
+from ..worker.devices import allow_tf32, use_device
+from ..worker.model_runner import Chunk, Runner
+from ..worker.served_model import load_weights
+from ..worker.slots import RowOf, Slots, SlotState
+from ..worker.worker import Worker
+from .group import RankGroup, loopback
+from .leader import READY, commands_of
+
+
+class Follower:
+    """A rank's part of the model, with its runner and worker. `follow` does what a message of rank 0 says."""
+
+    def __init__(self, model: Decoder, config: EngineConfig) -> None:
+        self._model = model
+        self._config = config
+        self._runner: Runner | None = None
+        self._worker: Worker | None = None
+        self._plans: deque[StepPlan] = deque()
+
+    def follow(self, message: Message) -> None:
+        """Raises EngineError if this rank samples other tokens than rank 0."""
+        match message:
+            case LaunchStep(plan):
+                self._plans.append(plan)
+                self.worker.launch(plan, _no_masks)
+            case SampleStep(sampling):
+                self.worker.sample(sampling)
+            case ReadStep(tokens):
+                if self.worker.read(self._plans.popleft()).tokens != tokens:
+                    raise EngineError("This rank sampled other tokens than rank 0.")
+            case RunChunks(chunks):
+                self.runner.run(
+                    [Chunk(each.token_ids, each.start, each.block_table, each.num_logits) for each in chunks]
+                )
+            case Capture(sequences, draft_rows, blocks):
+                self.runner.capture(GraphLimits(sequences, draft_rows, blocks))
+            case NewRunner(num_blocks, backend):
+                self._runner = None  # free its KV cache first
+                self._runner = Runner(self._model, num_blocks, self._config.block_size, attention_backend=backend)
+            case NewWorker(context_length):
+                sizes = self._config.max_num_seqs, context_length, self._config.block_size
+                self._worker = Worker(self.runner, _propose_nothing, partial(Slots, *sizes))
+            case Release():
+                self.runner.release()
+                self.worker.reset()
+            case Restore():
+                self.runner.restore()
+            case Join():
+                raise TypeError("A rank joins a group once.")
+
+    @property
+    def runner(self) -> Runner:
+        assert self._runner is not None, "NewRunner is sent first"
+        return self._runner
+
+    @property
+    def worker(self) -> Worker:
+        assert self._worker is not None, "NewWorker is sent before the first step"
+        return self._worker
+
+
+def main(folder: Path, rank: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 ends the group
+        signal.signal(number, signal.SIG_IGN)
+    log_to_stderr()
+    threading.Thread(target=_end_with_leader, name="updraft-pulse", daemon=True).start()
+    os.environ.update(loopback())
+    keep_freed_memory()
+    with zmq.Context() as context, context.socket(zmq.PULL) as commands:
+        commands.set_hwm(0)
+        commands.connect(socket_address(folder / commands_of(rank)))
+        join = decode(commands.recv())
+        assert isinstance(join, Join), "the first message to a rank is Join"
+        config = join.config
+        use_device(config.device)
+        allow_tf32(config.device)
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        group = RankGroup(rank, config.tensor_parallel)
+        follower = Follower(load_weights(Path(join.folder), config, group=group), config)
+        with context.socket(zmq.PUSH) as ready:
+            ready.connect(socket_address(folder / READY))
+            ready.send(b"")
+        group.connect(folder, config.device)
+        while True:
+            follower.follow(decode(commands.recv()))
+
+
+def _propose_nothing(_states: Sequence[SlotState], _row_of: RowOf) -> None:
+    """Propose no drafts: plans have those of rank 0."""
+
+
+def _no_masks(_slot: int, _draft_ids: Sequence[int]) -> None:
+    """Return no mask: only drafters need masks before sampling."""
+
+
+def _end_with_leader() -> None:
+    """Exit at the end of standard input, which is a pipe that only rank 0 holds."""
+    while sys.stdin.buffer.read(1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

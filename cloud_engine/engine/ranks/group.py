@@ -1,0 +1,71 @@
+"""The collectives between the ranks, over torch.distributed: NCCL between GPUs, gloo between CPUs."""
+
+# torch leaves its collectives untyped
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ....protocol.errors import EngineError
+from ...models.sharding import ModelGroup
+
+COLLECTIVE_S = 60
+"""Seconds that a rank waits for the others in a collective; then the group is broken."""
+
+_RENDEZVOUS = "rendezvous"
+
+
+class RankGroup(ModelGroup):
+    """The ranks of one model, each in its own process."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    def connect(self, folder: Path, device: str) -> None:
+        """Connect the ranks, which meet in a private folder. Raises RuntimeError if one does not come in time."""
+        dist.init_process_group(
+            "gloo" if device == "cpu" else "nccl",
+            init_method=f"file://{folder / _RENDEZVOUS}",
+            timeout=timedelta(seconds=COLLECTIVE_S),
+            world_size=self.size,
+            rank=self.rank,
+        )
+        self.sum(torch.zeros(1, device=device))  # connects all pairs
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """Raises EngineError if another rank has ended, or is silent for `COLLECTIVE_S`."""
+        with _breaking():
+            dist.all_reduce(partial)
+        return partial
+
+    def join(self, part: Tensor) -> Tensor:
+        """Raises EngineError if another rank has ended, or is silent for `COLLECTIVE_S`."""
+        part = part.contiguous()
+        parts = [torch.empty_like(part) for _ in range(self.size)]
+        with _breaking():
+            dist.all_gather(parts, part)
+        return torch.cat(parts, dim=-1)
+
+
+@contextmanager
+def _breaking() -> Generator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # of gloo or NCCL
+        raise EngineError(f"A rank ended, or did not answer within {COLLECTIVE_S} s.") from error
+
+
+def loopback() -> dict[str, str]:
+    """Return environment variables that keep gloo's connections on the loopback interface."""
+    names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    return {"GLOO_SOCKET_IFNAME": names[0]} if names else {}

@@ -1,0 +1,87 @@
+"""Tensor parallelism (Shoeybi et al. 2019): the part of each weight matrix that a rank holds, and the ranks' group.
+
+The first matrix of attention and of the feed-forward layer is split by outputs, the second by inputs. So each layer
+needs two sums over all ranks. Vocabulary matrices are split by tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ...protocol.errors import ConfigurationError
+
+
+class ModelGroup:
+    """The ranks that compute one model together, as seen by rank `rank`. This class is a group of one."""
+
+    rank = 0
+    size = 1
+
+    def sum(self, partial: Tensor) -> Tensor:
+        """Return the sum of all ranks' tensors of one shape. May overwrite `partial`."""
+        return partial
+
+    def join(self, part: Tensor) -> Tensor:
+        """Concatenate all ranks' tensors of one shape along the last dimension."""
+        return part
+
+    def tell(self, message: object) -> None:
+        """Send a message to the ranks that follow this one, if there are any."""
+
+    def share(self, units: int) -> range:
+        """Return the units that this rank holds. If there are fewer units than ranks, several ranks hold each unit."""
+        if units < self.size:
+            first = self.rank * units // self.size
+            return range(first, first + 1)
+        most = -(-units // self.size)
+        return range(min(self.rank * most, units), min((self.rank + 1) * most, units))
+
+
+ALONE = ModelGroup()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A rank's part of a weight matrix. It has a share of each section of one dimension."""
+
+    # 0: outputs are split, including the bias. 1: inputs are split, so the ranks' outputs must be summed.
+    dim: int
+    # Units of each section: heads, neurons or tokens.
+    sections: tuple[int, ...]
+    # Rows or columns per unit.
+    unit: int = 1
+    group: ModelGroup = field(default=ALONE, compare=False)
+
+    @property
+    def length(self) -> int:
+        """Length of the split dimension on this rank."""
+        return self.unit * sum(len(self.group.share(units)) for units in self.sections)
+
+    def take(self, whole: Tensor) -> Tensor:
+        """Return this rank's part of a whole matrix (outputs, inputs) or bias (outputs,)."""
+        if self.group.size == 1:
+            return whole
+        if whole.dim() <= self.dim:  # a bias that is added once
+            return whole if self.group.rank == 0 else torch.zeros_like(whole)
+        pieces: list[Tensor] = []
+        for section, units in zip(
+            whole.split([units * self.unit for units in self.sections], self.dim), self.sections, strict=True
+        ):
+            share = self.group.share(units)
+            pieces.append(section.narrow(self.dim, share.start * self.unit, len(share) * self.unit))
+        return torch.cat(pieces, self.dim)
+
+
+def check_divisible(group: ModelGroup, sizes: dict[str, int], kv_heads: int) -> None:
+    """Raise ConfigurationError if the ranks cannot have equal shares of each of `sizes` and of the KV heads."""
+    uneven = [f"{count} {name}" for name, count in sizes.items() if count % group.size]
+    if max(kv_heads, group.size) % min(kv_heads, group.size):
+        uneven.append(f"{kv_heads} KV heads")
+    if uneven:
+        raise ConfigurationError(
+            f"tensor_parallel: {group.size} ranks cannot share {' and '.join(uneven)} of this model equally.",
+            param="tensor_parallel",
+        )

@@ -1,0 +1,224 @@
+"""Two ranks in real processes: the same answers as one, and the group ends and returns as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from updraft.cloud_engine.engine.config import EngineConfig
+from updraft.cloud_engine.engine.process import engine_process
+from updraft.cloud_engine.engine.process.engine_process import EngineProcess
+from updraft.cloud_engine.engine.process.messages import Load
+from updraft.cloud_engine.engine.ranks.leader import of_rank
+from updraft.cloud_engine.engine.types.outputs import TokenOutput
+from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.embedded import pocket
+from updraft.protocol.errors import ConfigurationError, EngineDownError, ModelLoadError
+from updraft.protocol.sampling import SamplingParams
+from updraft.protocol.structured import Constraint
+from updraft.text.tokenizer import Tokenizer
+
+ONE = EngineConfig(threads=1, num_gpu_blocks_override=24, max_model_len=192, max_num_batched_tokens=48, ngram=True)
+TWO = replace(ONE, tensor_parallel=2)
+Scenario = Callable[[EngineProcess], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Neither processes nor socket folders."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    others = ranks()
+    yield
+    _, alive = psutil.wait_procs([process for process in ranks() if process not in others], 60)
+    assert alive == []
+    assert list(tmp_path.glob("updraft-*")) == []
+
+
+def ranks() -> list[psutil.Process]:
+    """All descendants of this process: cores, and the ranks below them."""
+    return psutil.Process().children(recursive=True)
+
+
+def follower() -> psutil.Process:
+    (found,) = (process for process in ranks() if any("ranks.follower" in word for word in process.cmdline()))
+    return found
+
+
+def leader() -> psutil.Process:
+    parent = follower().parent()
+    assert parent is not None
+    return parent
+
+
+def serve(config: EngineConfig, scenario: Scenario, *, draft: bool = False, restart: bool = False) -> None:
+    async def main(engine: EngineProcess) -> None:
+        await engine.start()
+        try:
+            await asyncio.wait_for(scenario(engine), 300)
+        finally:
+            await engine.close()
+
+    load = Load(str(pocket.pocket_large_folder()), str(pocket.pocket_small_folder()) if draft else None, config)
+    with EngineProcess(load, restart=restart) as engine:
+        engine.wait_ready()
+        asyncio.run(main(engine))
+
+
+async def answers(engine: EngineProcess, request: GenerationRequest) -> dict[int, list[TokenOutput]]:
+    collected: dict[int, list[TokenOutput]] = {}
+    async for output in engine.generate(request):
+        collected.setdefault(output.index, []).append(output)
+    return collected
+
+
+def tokens(outputs: Sequence[TokenOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def requests() -> list[GenerationRequest]:
+    """Requests of every kind; their blocks do not fit the cache together, so some are preempted."""
+    encode = Tokenizer.from_folder(pocket.pocket_large_folder()).encode
+    greedy = SamplingParams(temperature=0.0, max_tokens=60, logprobs=2, ignore_eos=True)
+    question = encode("Tom has 17 apples, and Ann has 25. " * 2 + "What is 17 + 25?")
+    schema = json.dumps({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]})
+    constraint = Constraint("json_schema", schema, "response_format")
+    return [
+        GenerationRequest("plain", question, greedy),
+        GenerationRequest("same prefix", [*question, *encode(" Say it in words.")], greedy),
+        GenerationRequest("predicted", question, greedy, draft_ids=encode("17 + 25 = 42. And so on, and so on.")),
+        GenerationRequest("constrained", question, replace(greedy, ignore_eos=False), constraint=constraint),
+        GenerationRequest("sampled", question, SamplingParams(temperature=0.9, top_p=0.9, max_tokens=40, seed=3), n=2),
+        GenerationRequest("penalised", question, replace(greedy, frequency_penalty=0.7, presence_penalty=0.3)),
+        GenerationRequest("scored", encode("the quick brown fox " * 4), replace(greedy, prompt_logprobs=1)),
+        GenerationRequest("embedded", question, embed=True),
+    ]
+
+
+@pytest.mark.parametrize("draft", [False, True])
+def test_two_ranks_answer_as_one(draft: bool) -> None:
+    results: list[dict[str, dict[int, list[TokenOutput]]]] = []
+
+    async def scenario(engine: EngineProcess) -> None:
+        batch = requests()
+        together = await asyncio.gather(*(answers(engine, request) for request in batch))
+        again = await answers(engine, replace(batch[0], request_id="cached"))
+        assert again[0][0].cached_tokens
+        results.append(
+            {"again": again} | {request.request_id: each for request, each in zip(batch, together, strict=True)}
+        )
+        stats = engine.stats()
+        assert stats.preemptions > 0
+        assert stats.accepted_prediction_tokens + stats.draft_accepted + stats.ngram_accepted > 0
+
+    for config in (ONE, TWO):
+        serve(config, scenario, draft=draft)
+    one, two = results
+    assert one.keys() == two.keys()
+    for name in one:
+        for index, expected in one[name].items():
+            assert_same(two[name][index], expected)
+
+
+def assert_same(ours: Sequence[TokenOutput], expected: Sequence[TokenOutput]) -> None:
+    """Greedy tokens are equal while the best two differ clearly, and log-probabilities of equal tokens are close."""
+    assert [output.finish_reason for output in ours][-1:] == [output.finish_reason for output in expected][-1:]
+    scores = [(a, b) for a, b in zip(flat(ours), flat(expected), strict=True)]
+    for (token, logprob), (wanted, wanted_logprob) in scores:
+        assert token == wanted
+        assert abs(logprob - wanted_logprob) < 1e-3
+    for a, b in zip(ours, expected, strict=False):
+        assert [each.logprob for each in a.prompt_logprobs] == pytest.approx(
+            [each.logprob for each in b.prompt_logprobs], abs=1e-3
+        )
+        assert (a.embedding or []) == pytest.approx(b.embedding or [], abs=1e-4)
+
+
+def flat(outputs: Sequence[TokenOutput]) -> list[tuple[int, float]]:
+    logprobs = [score.logprob for output in outputs for score in output.logprobs]
+    ids = tokens(outputs)
+    return list(zip(ids, logprobs or [0.0] * len(ids), strict=True))
+
+
+@pytest.mark.parametrize("victim", [leader, follower])
+def test_a_killed_rank_costs_no_request(victim: Callable[[], psutil.Process], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_process, "RESTART_BACKOFF_S", (0.0, 0.0))
+    request = GenerationRequest("long", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True))
+
+    async def scenario(engine: EngineProcess) -> None:
+        process = victim()
+        expected = tokens((await answers(engine, request))[0])
+        got: list[int] = []
+        async for output in engine.generate(replace(request, request_id="interrupted")):
+            got += output.token_ids
+            if len(got) >= 20:
+                with suppress(psutil.NoSuchProcess):  # killed already
+                    process.kill()
+        assert got == expected
+        assert engine.stats().restarts == 1
+
+    serve(replace(TWO, ngram=False), scenario, restart=True)
+
+
+def test_without_restart_requests_fail_with_the_cause() -> None:
+    async def scenario(engine: EngineProcess) -> None:
+        request = GenerationRequest("long", [5], SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True))
+        running = asyncio.create_task(answers(engine, request))
+        while not engine.stats().running:  # noqa: ASYNC110 - processes are no events
+            await asyncio.sleep(0.01)
+        follower().kill()
+        with pytest.raises(EngineDownError, match=r"Rank 1 ended with code -9|A rank ended"):
+            await running
+
+    serve(TWO, scenario)
+
+
+@pytest.mark.soak  # a collective waits for a minute
+def test_a_stopped_rank_breaks_the_group_in_time() -> None:
+    async def scenario(engine: EngineProcess) -> None:
+        request = GenerationRequest("long", [5], SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True))
+        follower().send_signal(signal.SIGSTOP)
+        answer = await answers(engine, request)
+        assert len(tokens(answer[0])) == 150
+        assert engine.stats().restarts == 1
+
+    serve(TWO, scenario, restart=True)
+
+
+def test_a_sleeping_group_wakes_up() -> None:
+    request = GenerationRequest("a", [5, 6], SamplingParams(temperature=0.0, max_tokens=20))
+
+    async def scenario(engine: EngineProcess) -> None:
+        before = tokens((await answers(engine, request))[0])
+        await engine.sleep(1, 5.0)
+        await engine.wake()
+        assert tokens((await answers(engine, request))[0]) == before
+
+    serve(TWO, scenario)
+
+
+def test_what_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
+    for config, kind, named in [
+        (replace(TWO, tensor_parallel=5), ConfigurationError, "5 ranks cannot share"),
+        (TWO, ModelLoadError, "config.json"),
+    ]:
+        folder = pocket.pocket_large_folder() if kind is ConfigurationError else tmp_path
+        with EngineProcess(Load(str(folder), None, config)) as engine, pytest.raises(kind, match=named):
+            engine.wait_ready()
+    with pytest.raises(ConfigurationError, match="batch_invariant exclude each other"):
+        EngineConfig(tensor_parallel=2, batch_invariant=True)
+
+
+def test_ranks_share_threads_and_have_a_gpu_each() -> None:
+    assert of_rank(EngineConfig(tensor_parallel=2, threads=3), 1).threads == 3
+    assert (of_rank(EngineConfig(tensor_parallel=2), 1).threads or 0) >= 1
+    assert of_rank(EngineConfig(tensor_parallel=2, device="cuda"), 1).device == "cuda:1"
+    with pytest.raises(ConfigurationError, match="set device to cuda instead"):
+        of_rank(EngineConfig(tensor_parallel=2, device="cuda:1"), 0)
