@@ -171,6 +171,9 @@ class EngineFlags(options.BatchLimits):
     tensor_parallel: Annotated[
         int, typer.Option("--tensor-parallel", min=1, help="Processes, and GPUs, that share the model's layers.")
     ] = 1
+    pipeline_parallel: Annotated[
+        int, typer.Option("--pipeline-parallel", min=1, help="Stages of consecutive layers, each on its own GPUs.")
+    ] = 1
     attention_backend: Annotated[
         Literal["auto", "torch", "native", "triton"],
         typer.Option(help="Attention kernels: plain torch, C (native, on a CPU), or Triton (on a GPU)."),

@@ -1,4 +1,4 @@
-"""Speed of a model on two ranks over its speed in one process, on the same processors (tensor parallelism)."""
+"""Speed of a model on two ranks over its speed in one process, on the same processors."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from ...cloud_engine.engine.types.request import GenerationRequest
 from ...embedded import pocket
 from ...protocol.sampling import SamplingParams
 
-_PREFILL, _DECODE = 512, 24
+_PREFILL, _DECODE, _BATCH = 512, 24, 8
+#: Ranks per stage and stages, by the name in the figures.
+_LAYOUTS = {"one": (1, 1), "tensor": (2, 1), "pipeline": (1, 2)}
 _WEIGHTS = ("config.json", "model.safetensors")
 
 
 def rank_figures(folder: Path, dtype: Literal["float32", "bfloat16"], rounds: int = 5) -> dict[str, float]:
-    """Return the speed of two ranks over that of one process, for one request: medians of `rounds` alternating pairs.
+    """Return the speed of two ranks over that of one process: medians of `rounds`, in which all take turns.
 
-    A prompt of `_PREFILL` tokens, or as long as the model allows, and an answer to a short prompt are measured apart.
+    Measured are a prompt of `_PREFILL` tokens, or as long as the model allows, and answers to one and to `_BATCH` short
+    prompts.
     """
     return asyncio.run(_figures(folder, dtype, rounds))
 
@@ -32,40 +35,43 @@ def rank_figures(folder: Path, dtype: Literal["float32", "bfloat16"], rounds: in
 async def _figures(folder: Path, dtype: Literal["float32", "bfloat16"], rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as linked, ExitStack() as stack:
         _link(folder, Path(linked))
-        engines: list[EngineProcess] = []
-        for ranks in (1, 2):
+        engines: dict[str, EngineProcess] = {}
+        context = _PREFILL + _DECODE
+        for name, (tensor, stages) in _LAYOUTS.items():
             config = EngineConfig(
-                max_num_seqs=1,
+                max_num_seqs=_BATCH,
                 max_num_batched_tokens=_PREFILL,
                 dtype=dtype,
                 enable_prefix_caching=False,
                 draft_length="fixed",
-                tensor_parallel=ranks,
+                tensor_parallel=tensor,
+                pipeline_parallel=stages,
             )
-            engines.append(stack.enter_context(EngineProcess(Load(linked, None, config))))
-            most = engines[-1].wait_ready().context_length
-            await engines[-1].start()
-        prefill, decode = list[float](), list[float]()
-        prompt = [1] * min(_PREFILL, most - _DECODE)
-        for number in range(rounds + 1):  # the first round warms up
-            one, two = [await _seconds(engine, number, prompt) for engine in engines]
-            prefill.append(one[0] / two[0])
-            decode.append(one[1] / two[1])
-        for engine in engines:
+            engines[name] = engine = stack.enter_context(EngineProcess(Load(linked, None, config)))
+            context = engine.wait_ready().context_length
+            await engine.start()
+        prompt = [1] * min(_PREFILL, context - _DECODE)
+        ratios: dict[str, list[float]] = {}
+        for number in range(rounds + 1):
+            seconds = {name: await _seconds(engine, number, prompt) for name, engine in engines.items()}
+            for name in list(_LAYOUTS)[1:]:
+                for what, taken in seconds[name].items():
+                    ratios.setdefault(f"{what}_{name}_over_one", []).append(seconds["one"][what] / taken)
+        for engine in engines.values():
             await engine.close()
-    return {
-        "prefill_two_ranks_over_one": statistics.median(prefill[1:]),
-        "decode_two_ranks_over_one": statistics.median(decode[1:]),
-    }
+    return {name: statistics.median(values[1:]) for name, values in ratios.items()}  # the first round warms up
 
 
-async def _seconds(engine: EngineProcess, number: int, prompt: list[int]) -> tuple[float, float]:
-    """Return the seconds of a long prompt, and of an answer without its first token."""
+async def _seconds(engine: EngineProcess, number: int, prompt: list[int]) -> dict[str, float]:
+    """Return the seconds of a long prompt, and of answers without their first tokens."""
     started = time.perf_counter()
     await _answer(engine, f"prompt-{number}", prompt, 1)
-    prefill_s = time.perf_counter() - started
-    first, last = await _answer(engine, f"answer-{number}", [1] * 8, _DECODE)
-    return prefill_s, last - first
+    taken = {"prefill": time.perf_counter() - started}
+    for batch in (1, _BATCH):
+        names = [f"answer-{number}-{batch}-{index}" for index in range(batch)]
+        times = await asyncio.gather(*(_answer(engine, name, [1] * 8, _DECODE) for name in names))
+        taken[f"decode{batch}"] = max(last for _, last in times) - max(first for first, _ in times)
+    return taken
 
 
 async def _answer(engine: EngineProcess, name: str, prompt: list[int], max_tokens: int) -> tuple[float, float]:

@@ -146,6 +146,9 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             "block_size": usual_block_size(str(device)),
             "tensor_parallel": max(1, self.devices),
         }
+        stages = self.engine.get("pipeline_parallel")
+        if isinstance(stages, int) and stages > 0:
+            usual["tensor_parallel"] = max(1, self.devices // stages)
         try:
             return msgspec.convert({**usual, **self.engine}, EngineConfig)
         except msgspec.ValidationError as error:

@@ -18,7 +18,7 @@ MAX_DRAFT_TOKENS = 2048
 _MAX_INT32 = 2**31 - 1
 _SIZES = (
     *("block_size", "max_num_seqs", "max_num_batched_tokens", "max_waiting", "num_speculative_tokens"),
-    *("default_max_tokens", "tensor_parallel"),
+    *("default_max_tokens", "tensor_parallel", "pipeline_parallel"),
 )
 _CHOICES = (
     ("scheduling_policy", get_args(SchedulingPolicy)),
@@ -72,6 +72,8 @@ class EngineConfig:
     attention_backend: AttentionChoice = "auto"
     # Processes that share the model's layers, on as many GPUs or on this machine's CPU (tensor parallelism).
     tensor_parallel: int = 1
+    # Stages of consecutive layers, each computed by `tensor_parallel` processes (pipeline parallelism).
+    pipeline_parallel: int = 1
     # Do not capture decode and verification steps as CUDA graphs, which needs the attention backend Triton.
     enforce_eager: bool = False
     # File for a record of the latest 10,000 steps, without prompts or texts. None: no record.
@@ -97,13 +99,18 @@ class EngineConfig:
                 f"({self.max_num_seqs}), so that each request of a full batch gets a token per step.",
                 param="max_num_batched_tokens",
             )
-        if self.tensor_parallel > 1 and self.batch_invariant:
-            fault = "tensor_parallel and batch_invariant exclude each other: use one of them."
-            raise ConfigurationError(fault, param="tensor_parallel")
+        if self.num_ranks > 1 and self.batch_invariant:
+            fault = "batch_invariant excludes tensor_parallel and pipeline_parallel: use one of them."
+            raise ConfigurationError(fault, param="batch_invariant")
         for name in ("max_model_len", "num_gpu_blocks_override", "threads", "max_step_ms"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MAX_INT32:
                 raise ConfigurationError(f"{name} must be 1 to {_MAX_INT32} or left out, got {value}.", param=name)
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that compute the model."""
+        return self.tensor_parallel * self.pipeline_parallel
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,8 @@ class Engine:
         model.group.tell(NewWorker(sizes.context_length))
         new_slots = partial(Slots, config.max_num_seqs, sizes.context_length, config.block_size)
         self._worker = Worker(runner, self._speculator.propose, new_slots, model.group)
+        # Ranks before the last stage learn a step's tokens from its result, so they cannot run ahead.
+        self._runs_ahead = runner.runs_ahead and model.group.num_stages == 1
         self._counters = EngineStats()
         self._recorder: StepRecorder | None = None
         if config.record_steps is not None:
@@ -142,7 +144,7 @@ class Engine:
         """
         use_device(config.device)  # fail before loading any weights
         group = ALONE
-        if config.tensor_parallel > 1:
+        if config.num_ranks > 1:
             config = of_rank(config, 0)
             group = Leader(folder, config)
         allow_tf32(config.device)
@@ -164,7 +166,7 @@ class Engine:
     @property
     def survives_failures(self) -> bool:
         """Return whether `reset` suffices after a failed step. Several ranks may be at different places in it."""
-        return self._worker.group.size == 1
+        return self._worker.group.is_alone
 
     @property
     def is_streaming(self) -> bool:
@@ -233,7 +235,7 @@ class Engine:
             return StepOutputs()  # every request waits for its constraint to be compiled, or has been aborted
         step = self._unread[0]
         self._sample(step)
-        if self._worker.runner.runs_ahead and not self._speculator.awaits_tokens(len(self._scheduler.running)):
+        if self._runs_ahead and not self._speculator.awaits_tokens(len(self._scheduler.running)):
             self._counters.overlapped_steps += self._launch()
         outputs, result = self._read(step)
         step_s = time.perf_counter() - started

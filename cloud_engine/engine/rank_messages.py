@@ -67,7 +67,7 @@ class SampleStep(msgspec.Struct, tag=True, frozen=True):
 
 
 class ReadStep(msgspec.Struct, tag=True, frozen=True):
-    """Read the earliest unread step, whose new tokens must be `tokens`."""
+    """Read the earliest unread step. `tokens`: the sampled token of each row, accepted or not."""
 
     tokens: list[int]
 

@@ -51,9 +51,9 @@ class CompiledDecoder:
 def compile_decoder(model: Decoder) -> CompiledDecoder | None:
     """Compile a model whose linear layers are packed for C. Return None if a layer is not, or C lacks support.
 
-    A model of several ranks is not compiled, because its layers exchange sums.
+    A model of several ranks is not compiled, because its layers exchange data.
     """
-    if model.group.size > 1:
+    if not model.group.is_alone:
         return None
     layers = [_layer(layer, model.config, index) for index, layer in enumerate(model.layers)]  # type: ignore[arg-type]
     packed = [layer for layer in layers if layer is not None]

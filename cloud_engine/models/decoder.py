@@ -9,7 +9,7 @@ from torch.nn import functional
 from ...kernels.attention.types import Attention
 from ...kernels.kv_cache.types import Rotation
 from .config import ModelConfig
-from .layers import GatedMLP, GroupedQueryAttention, Linear, TokenEmbedding, norm
+from .layers import GatedMLP, GroupedQueryAttention, Linear, RMSNorm, TokenEmbedding, norm
 from .rope import Rotary
 from .sharding import ALONE, ModelGroup, Shard, check_divisible
 
@@ -35,31 +35,78 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only language model, or one rank's part of it. Only `attention` knows the sequence of each row."""
+    """A decoder-only language model, or one rank's part of it. Only `attention` knows the sequence of each row.
+
+    `embed_tokens` is missing after the first stage, unless the head has the same weights; `norm` and `lm_head` are
+    missing before the last stage.
+    """
+
+    embed_tokens: TokenEmbedding
+    norm: RMSNorm
+    lm_head: Linear
 
     def __init__(self, config: ModelConfig, group: ModelGroup = ALONE) -> None:
         """Create the model. Raises ConfigurationError if the ranks of `group` cannot share it equally."""
         super().__init__()
-        check_divisible(group, {"heads": config.num_heads, "neurons": config.intermediate_size}, config.num_kv_heads)
+        shared = {"heads": config.num_heads, "neurons": config.intermediate_size}
+        check_divisible(group, config.num_layers, shared, config.num_kv_heads)
         self.config = config
         self.group = group
         tokens = Shard(0, (config.vocab_size,), group=group)
-        self.embed_tokens = TokenEmbedding(config.hidden_size, tokens)
-        self.layers = nn.ModuleList(DecoderLayer(config, index, group) for index in range(config.num_layers))
-        self.norm = norm(config, config.hidden_size)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, tokens)
+        is_tied = config.tie_word_embeddings and group.is_last
+        if group.is_first or is_tied:
+            self.embed_tokens = TokenEmbedding(config.hidden_size, tokens)
+        self._own = group.layers(config.num_layers)
+        self.layers = nn.ModuleList(DecoderLayer(config, index, group) for index in self._own)
+        if group.is_last:
+            self.norm = norm(config, config.hidden_size)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, tokens)
         self._rotary = Rotary(config.rotary)
         self._sliding_rotary = None if config.sliding_rotary is None else Rotary(config.sliding_rotary)
-        if config.tie_word_embeddings:
+        if is_tied:
             self.lm_head.weight = self.embed_tokens.weight
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """Return final hidden states after the norm, (tokens, hidden_size). Inputs are (tokens,) int64."""
-        hidden, rotations = self.embed(token_ids), self.rotations(positions)
+        """Return final hidden states after the norm, (tokens, hidden_size). Inputs are (tokens,) int64.
+
+        Before the last stage, the hidden states are handed on, and meaningless here.
+        """
+        hidden, rotations = self._begin(token_ids), self.rotations(positions)
         update: Tensor | None = None
-        for index, layer in enumerate(self.layers):
+        for index, layer in zip(self._own, self.layers, strict=True):
             update = layer(update, hidden, rotations[self.config.is_sliding(index)], attention)
+        if not self.group.is_last:
+            self.group.hand_on(hidden if update is None else hidden.add_(update))
+            return hidden
         return self.norm(hidden) if update is None else self.norm.add(update, hidden)
+
+    def _begin(self, token_ids: Tensor) -> Tensor:
+        if self.group.is_first:
+            return self.embed(token_ids)
+        shape = (len(token_ids), self.config.hidden_size)
+        return self.group.take_over(torch.empty(shape, dtype=self.dtype, device=self.device))
+
+    def whole_name(self, parameter: str) -> str:
+        """Return a parameter's name in the whole model, whose layers are counted from the first stage on."""
+        first, _, rest = parameter.partition(".")
+        if first != "layers":
+            return parameter
+        index, _, rest = rest.partition(".")
+        return f"layers.{int(index) + self._own.start}.{rest}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        return self._weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._weight.device
+
+    @property
+    def _weight(self) -> Tensor:
+        """A weight that every stage has, and that is never packed."""
+        return self.get_parameter("layers.0.input_norm.weight")
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the input of the first layer, (tokens, hidden_size)."""
@@ -84,7 +131,7 @@ class Decoder(nn.Module):
     @property
     def embedding_scale(self) -> float:
         """Factor of the embeddings, rounded to the weights' dtype as in Gemma."""
-        return float(torch.tensor(self.config.embedding_scale, dtype=self.embed_tokens.weight.dtype))
+        return float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (rows, hidden_size) to logits (rows, vocab_size) float32."""

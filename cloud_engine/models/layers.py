@@ -84,7 +84,8 @@ class GroupedQueryAttention(nn.Module):
         self.q_norm = norm(config, self.head_dim) if config.qk_norm else None
         self.k_norm = norm(config, self.head_dim) if config.qk_norm else None
         scale = self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        self.layer = LayerAttention(index, scale, config.window(index))
+        own_index = index - group.layers(config.num_layers).start
+        self.layer = LayerAttention(own_index, scale, config.window(index))
 
     def forward(self, hidden: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
         projected = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)

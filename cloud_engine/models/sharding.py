@@ -1,7 +1,8 @@
-"""Tensor parallelism (Shoeybi et al. 2019): the part of each weight matrix that a rank holds, and the ranks' group.
+"""The part of a model that a rank holds, and the ranks' group: tensor parallelism (Shoeybi et al. 2019) and stages.
 
 The first matrix of attention and of the feed-forward layer is split by outputs, the second by inputs. So each layer
-needs two sums over all ranks. Vocabulary matrices are split by tokens.
+needs two sums over the ranks of its stage. Vocabulary matrices are split by tokens. Stages have consecutive layers
+(pipeline parallelism).
 """
 
 from __future__ import annotations
@@ -15,17 +16,48 @@ from ...protocol.errors import ConfigurationError
 
 
 class ModelGroup:
-    """The ranks that compute one model together, as seen by rank `rank`. This class is a group of one."""
+    """The ranks that compute one model together, as seen by rank `rank` of `stage`. This class is a group of one.
+
+    `size` ranks share each layer, in each of `num_stages` stages.
+    """
 
     rank = 0
     size = 1
+    stage = 0
+    num_stages = 1
+
+    @property
+    def is_alone(self) -> bool:
+        return self.size == self.num_stages == 1
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this rank's stage begins with the embeddings."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether this rank's stage ends with the logits."""
+        return self.stage == self.num_stages - 1
+
+    def layers(self, num_layers: int) -> range:
+        """Return the layers of this rank's stage."""
+        return range(self.stage * num_layers // self.num_stages, (self.stage + 1) * num_layers // self.num_stages)
+
+    def hand_on(self, hidden: Tensor) -> None:
+        """Send hidden states to the next stage."""
+        raise NotImplementedError
+
+    def take_over(self, into: Tensor) -> Tensor:
+        """Receive the hidden states of the stage before into a tensor of their shape, and return it."""
+        raise NotImplementedError
 
     def sum(self, partial: Tensor) -> Tensor:
-        """Return the sum of all ranks' tensors of one shape. May overwrite `partial`."""
+        """Return the sum of the stage's tensors of one shape. May overwrite `partial`."""
         return partial
 
     def join(self, part: Tensor) -> Tensor:
-        """Concatenate all ranks' tensors of one shape along the last dimension."""
+        """Concatenate the stage's tensors of one shape along the last dimension."""
         return part
 
     def tell(self, message: object) -> None:
@@ -75,8 +107,11 @@ class Shard:
         return torch.cat(pieces, self.dim)
 
 
-def check_divisible(group: ModelGroup, sizes: dict[str, int], kv_heads: int) -> None:
-    """Raise ConfigurationError if the ranks cannot have equal shares of each of `sizes` and of the KV heads."""
+def check_divisible(group: ModelGroup, num_layers: int, sizes: dict[str, int], kv_heads: int) -> None:
+    """Raise ConfigurationError if a stage has no layers, or ranks no equal shares of `sizes` and of the KV heads."""
+    if group.num_stages > num_layers:
+        fault = f"pipeline_parallel: {group.num_stages} stages are too many for the {num_layers} layers of this model."
+        raise ConfigurationError(fault, param="pipeline_parallel")
     uneven = [f"{count} {name}" for name, count in sizes.items() if count % group.size]
     if max(kv_heads, group.size) % min(kv_heads, group.size):
         uneven.append(f"{kv_heads} KV heads")

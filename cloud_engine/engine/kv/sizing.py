@@ -83,16 +83,16 @@ def _fitting_blocks(models: Sequence[Decoder], config: EngineConfig, available: 
 
 
 def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
-    config, weight = model.config, model.embed_tokens.weight
+    config = model.config
     return CacheSpec(
-        config.num_layers,
+        len(model.layers),
         num_blocks,
         block_size,
         model.num_heads,
         model.num_kv_heads,
         config.head_dim,
-        weight.dtype,
-        weight.device,
+        model.dtype,
+        model.device,
         config.windowed,
     )
 
@@ -100,5 +100,6 @@ def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
 def block_bytes(model: Decoder, block_size: int) -> int:
     """Return the bytes of one KV block over all layers."""
     config = model.config
-    elements = config.num_layers * 2 * block_size * model.num_kv_heads * config.head_dim
-    return elements * model.embed_tokens.weight.element_size()
+    most_layers = -(-config.num_layers // model.group.num_stages)
+    elements = most_layers * 2 * block_size * model.num_kv_heads * config.head_dim
+    return elements * model.dtype.itemsize

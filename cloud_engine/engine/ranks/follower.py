@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import threading
@@ -15,7 +16,6 @@ import torch
 import zmq
 
 from ....kernels.runtime.host_memory import keep_freed_memory
-from ....protocol.errors import EngineError
 from ....protocol.safety.system import socket_address
 from ....protocol.telemetry.logs import log_to_stderr
 from ...models.decoder import Decoder
@@ -56,7 +56,6 @@ class Follower:
         self._plans: deque[StepPlan] = deque()
 
     def follow(self, message: Message) -> None:
-        """Raises EngineError if this rank samples other tokens than rank 0."""
         match message:
             case LaunchStep(plan):
                 self._plans.append(plan)
@@ -64,8 +63,7 @@ class Follower:
             case SampleStep(sampling):
                 self.worker.sample(sampling)
             case ReadStep(tokens):
-                if self.worker.read(self._plans.popleft()).tokens != tokens:
-                    raise EngineError("This rank sampled other tokens than rank 0.")
+                self.worker.read(self._plans.popleft(), tokens)
             case RunChunks(chunks):
                 self.runner.run(
                     [Chunk(each.token_ids, each.start, each.block_table, each.num_logits) for each in chunks]
@@ -77,7 +75,7 @@ class Follower:
                 self._runner = Runner(self._model, num_blocks, self._config.block_size, attention_backend=backend)
             case NewWorker(context_length):
                 sizes = self._config.max_num_seqs, context_length, self._config.block_size
-                self._worker = Worker(self.runner, _propose_nothing, partial(Slots, *sizes))
+                self._worker = Worker(self.runner, _propose_nothing, partial(Slots, *sizes), self._model.group)
             case Release():
                 self.runner.release()
                 self.worker.reset()
@@ -114,7 +112,7 @@ def main(folder: Path, rank: int) -> None:
         allow_tf32(config.device)
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        group = RankGroup(rank, config.tensor_parallel)
+        group = RankGroup(rank, config)
         follower = Follower(load_weights(Path(join.folder), config, group=group), config)
         with context.socket(zmq.PUSH) as ready:
             ready.connect(socket_address(folder / READY))
@@ -134,8 +132,7 @@ def _no_masks(_slot: int, _draft_ids: Sequence[int]) -> None:
 
 def _end_with_leader() -> None:
     """Exit at the end of standard input, which is a pipe that only rank 0 holds."""
-    while sys.stdin.buffer.read(1):
-        pass
+    select.select([sys.stdin.fileno()], [], [])
     os._exit(1)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ....protocol.errors import EngineError
 from ...models.sharding import ModelGroup
+from ..config import EngineConfig
 
 COLLECTIVE_S = 60
 """Seconds that a rank waits for the others in a collective; then the group is broken."""
@@ -25,11 +26,15 @@ _RENDEZVOUS = "rendezvous"
 
 
 class RankGroup(ModelGroup):
-    """The ranks of one model, each in its own process."""
+    """The ranks of one model, each in its own process. Rank 0 is in the last stage, because it samples."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank = rank
-        self.size = size
+    def __init__(self, rank: int, config: EngineConfig) -> None:
+        """`rank`: number of this process among all."""
+        self.size, self.num_stages = config.tensor_parallel, config.pipeline_parallel
+        self.rank = rank % self.size
+        self.stage = self.num_stages - 1 - rank // self.size
+        self._number = rank
+        self._stage_group: dist.ProcessGroup | int | None = None
 
     def connect(self, folder: Path, device: str) -> None:
         """Connect the ranks, which meet in a private folder. Raises RuntimeError if one does not come in time."""
@@ -37,15 +42,20 @@ class RankGroup(ModelGroup):
             "gloo" if device == "cpu" else "nccl",
             init_method=f"file://{folder / _RENDEZVOUS}",
             timeout=timedelta(seconds=COLLECTIVE_S),
-            world_size=self.size,
-            rank=self.rank,
+            world_size=self.size * self.num_stages,
+            rank=self._number,
         )
+        for stage in range(self.num_stages):  # all ranks take part in making each group
+            first = (self.num_stages - 1 - stage) * self.size
+            made = dist.new_group(list(range(first, first + self.size)))
+            if stage == self.stage:
+                self._stage_group = made
         self.sum(torch.zeros(1, device=device))  # connects all pairs
 
     def sum(self, partial: Tensor) -> Tensor:
         """Raises EngineError if another rank has ended, or is silent for `COLLECTIVE_S`."""
         with _breaking():
-            dist.all_reduce(partial)
+            dist.all_reduce(partial, group=self._stage_group)
         return partial
 
     def join(self, part: Tensor) -> Tensor:
@@ -53,8 +63,19 @@ class RankGroup(ModelGroup):
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(self.size)]
         with _breaking():
-            dist.all_gather(parts, part)
+            dist.all_gather(parts, part, group=self._stage_group)
         return torch.cat(parts, dim=-1)
+
+    def hand_on(self, hidden: Tensor) -> None:
+        """Raises EngineError if another rank has ended, or is silent for `COLLECTIVE_S`."""
+        with _breaking():
+            dist.send(hidden, self._number - self.size)
+
+    def take_over(self, into: Tensor) -> Tensor:
+        """Raises EngineError if another rank has ended, or is silent for `COLLECTIVE_S`."""
+        with _breaking():
+            dist.recv(into, self._number + self.size)
+        return into
 
 
 @contextmanager

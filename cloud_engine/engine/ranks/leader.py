@@ -39,10 +39,11 @@ class Leader(RankGroup):
 
     def __init__(self, folder: Path, config: EngineConfig) -> None:
         """Start the ranks for the model in `folder`. `config` is rank 0's, by `of_rank`."""
-        super().__init__(0, config.tensor_parallel)
+        super().__init__(0, config)
+        self._num_ranks = config.num_ranks
         self._device = config.device
         self._ending = False
-        self._folder = socket_folder("updraft-ranks-", commands_of(self.size))
+        self._folder = socket_folder("updraft-ranks-", commands_of(self._num_ranks))
         self._context = zmq.Context()
         self._ready = self._context.socket(zmq.PULL)
         self._ready.bind(socket_address(self._folder / READY))
@@ -50,7 +51,7 @@ class Leader(RankGroup):
         self._commands: list[zmq.Socket[bytes]] = []
         os.environ.update(loopback())
         atexit.register(self._kill)
-        for rank in range(1, self.size):
+        for rank in range(1, self._num_ranks):
             commands = self._context.socket(zmq.PUSH)
             commands.set_hwm(0)  # unlimited: rank 0 is at most two steps ahead
             commands.bind(socket_address(self._folder / commands_of(rank)))
@@ -61,7 +62,7 @@ class Leader(RankGroup):
 
     def begin(self) -> None:
         """Wait until all ranks have loaded their parts, and connect with them. Raises EngineError if one ends."""
-        missing = self.size - 1
+        missing = self._num_ranks - 1
         while missing:
             if self._ready.poll(_POLL_MS):
                 self._ready.recv()
@@ -102,7 +103,7 @@ def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
     Raises ConfigurationError if the configuration names a single GPU.
     """
     if ":" in config.device:
-        fault = f"tensor_parallel uses several GPUs: set device to cuda instead of {config.device}."
+        fault = f"{config.num_ranks} ranks use as many GPUs: set device to cuda instead of {config.device}."
         raise ConfigurationError(fault, param="device")
     if config.device != "cpu":
         return replace(config, device=f"cuda:{rank}")

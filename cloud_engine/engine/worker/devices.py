@@ -49,7 +49,7 @@ def yields_to_other_processes(config: EngineConfig) -> Callable[[], None]:
 
     The function does nothing on GPUs, among several ranks, which keep each other's CPUs busy, and in batch-invariant
     mode, where the thread count would affect results."""
-    if config.device != "cpu" or config.batch_invariant or config.tensor_parallel > 1:
+    if config.device != "cpu" or config.batch_invariant or config.num_ranks > 1:
         return lambda: None
     governor = ThreadGovernor(torch.get_num_threads())
 

@@ -103,7 +103,7 @@ def gpu_cache_bytes(models: Sequence[Decoder], config: EngineConfig, memory: Dev
 
     Call this after the weights are loaded, and before any other use of the device. `memory` is the models' device.
     """
-    device = models[0].embed_tokens.weight.device
+    device = models[0].device
     if config.num_gpu_blocks_override is not None or (memory is None and device.type != "cuda"):
         return None
     memory = memory or CudaMemory(device)

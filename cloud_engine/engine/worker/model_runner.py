@@ -81,7 +81,7 @@ class Runner:
         self.model = model
         self._least_rows = least_rows(model)
         self.block_size = block_size
-        self._device = model.embed_tokens.weight.device
+        self._device = model.device
         self._is_asynchronous = self._device.type == "cuda"
         spec = cache_spec(model, num_blocks, block_size)
         self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
@@ -130,7 +130,7 @@ class Runner:
 
     def run(self, chunks: Sequence[Chunk]) -> Tensor:
         """Compute all chunks, store their keys and values, and return logits (sum of num_logits, vocab) float32."""
-        if self.model.group.size > 1:
+        if not self.model.group.is_alone:
             self.model.group.tell(RunChunks([_told(chunk) for chunk in chunks]))
         spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
@@ -146,6 +146,8 @@ class Runner:
     def compute(self, batch: ForwardBatch, unread: UnreadInputs | None = None) -> Tensor:
         """Compute a batch, store its keys and values, and return the logits of its `logit_rows` (rows, vocab) float32.
 
+        Before the last stage, the logits are missing: (rows, 0).
+
         `unread` has the first tokens of sequences with unread results.
         """
         sequences, token_ids, shift = batch.sequences, batch.token_ids, None
@@ -160,6 +162,8 @@ class Runner:
             if logits is not None:
                 return self._rows(logits, batch.logit_rows)
         hidden = self._hidden(sequences, token_ids, shift)
+        if not self.model.group.is_last:
+            return hidden.new_empty((num_logits, 0))
         for at, state in batch.embedded:
             first, number = int(sequences.first_row[at]), int(sequences.rows[at])
             state.add_hidden(hidden[first : first + number], int(sequences.position[at]))
@@ -252,7 +256,7 @@ def _wanted_rows(chunks: Sequence[Chunk]) -> Ints:
 
 def graph_limits(context_length: int, config: EngineConfig, most_rows: int = MAX_DRAFT_ROWS) -> GraphLimits | None:
     """Return the limits of steps to capture, at most `most_rows` rows in steps with drafts; None if eager."""
-    if config.enforce_eager:
+    if config.enforce_eager or config.pipeline_parallel > 1:
         return None
     draft_rows = min(most_rows, MAX_DRAFT_ROWS, config.max_num_batched_tokens)
     return GraphLimits(config.max_num_seqs, draft_rows, -(-context_length // config.block_size))

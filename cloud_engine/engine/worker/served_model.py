@@ -69,8 +69,7 @@ class DraftWeights:
     @classmethod
     def from_path(cls, path: Path, target: Decoder) -> DraftWeights:
         """Load a folder or a GGUF file, with the type and device of the `target`'s weights. Raises ModelLoadError."""
-        like = target.embed_tokens.weight
-        weights = load_model(path, dtype=like.dtype, device=str(like.device))
+        weights = load_model(path, dtype=target.dtype, device=str(target.device))
         if path.suffix == ".gguf":
             return cls(weights, gguf_vocabulary(path))
         has_tokenizer = (path / "tokenizer.json").exists()

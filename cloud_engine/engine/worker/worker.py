@@ -62,7 +62,7 @@ class Worker:
         self._apply(plan)
         slots, counts = np.array(plan.slots, np.int64), np.array(plan.counts, np.int64)
         num_drafts, proposals = self._draft(plan, slots, counts, mask_after)
-        if self.group.size > 1:
+        if not self.group.is_alone:
             self.group.tell(LaunchStep(replace(plan, drafts=self.slots.drafts, grants={})))
         self._launched.append(self._forward(slots, counts, num_drafts))
         return proposals
@@ -74,6 +74,8 @@ class Worker:
         self.group.tell(SampleStep(sampling))
         step, slots = self._launched[-1], self.slots
         masks = self._masks(step, sampling)
+        if not self.group.is_last:
+            return
         sequence, number = step.sequence, step.number
         rows = SamplingRows(
             slots.options[:, step.slots[sequence]],
@@ -84,10 +86,18 @@ class Worker:
         step.sampled_by(sample_on_device(step.logits, rows))
         step.logprobs = self._logprobs(step)
 
-    def read(self, plan: StepPlan) -> StepResult:
-        """Wait for the earliest unread step, accept drafts and append the new tokens to the sequences."""
+    def read(self, plan: StepPlan, told: list[int] | None = None) -> StepResult:
+        """Wait for the earliest unread step, accept drafts and append the new tokens to the sequences.
+
+        `told`: the tokens that rank 0 sampled, in a rank that follows it. Raises EngineError if they differ here.
+        """
         step, slots = self._launched.popleft(), self.slots
+        if told is not None and not self.group.is_last:
+            step.sampled_by(torch.tensor(told, dtype=torch.int64))
         tokens, accepted = step.read()
+        if told is not None and tokens != told:
+            raise EngineError("This rank sampled other tokens than rank 0.")
+        self.group.tell(ReadStep(tokens))
         counts, sequence, number, new = step.num_samples, step.sequence, step.number, np.array(tokens, np.int64)
         if accepted is not None:
             counts = np.minimum(counts, accepted + 1)
@@ -95,7 +105,6 @@ class Worker:
             sequence, number, new = sequence[kept], number[kept], new[kept]
             tokens = new.tolist()
             slots.num_computed[step.slots] -= (step.num_drafts - accepted) * step.live
-        self.group.tell(ReadStep(tokens))
         live = step.live[sequence]  # other slots may have new sequences
         of_row = step.slots[sequence[live]]
         slots.tokens[of_row, slots.num_known[of_row] + number[live]] = new[live]
@@ -169,7 +178,7 @@ class Worker:
         ends = start + counts
         samples = np.where(ends >= held.num_known[slots], 1 + num_drafts, 0)
         embedded = held.with_need(EMBEDDED, slots)
-        complete = [state for at, state in embedded if samples[at]]
+        complete = [state for at, state in embedded if samples[at] and self.group.is_last]
         samples[[at for at, _ in embedded]] = 0
         scored, scores = held.with_need(SCORED, slots), np.zeros_like(samples)
         for at, state in scored:
@@ -188,7 +197,7 @@ class Worker:
             sequence, drafts = sequence[sampled_rows], drafts[sampled_rows]
             number = number[sampled_rows] - (rows - samples)[sequence]
         logits = self.runner.compute(ForwardBatch(batch, torch.from_numpy(token_ids), logit_rows, embedded), unread)
-        logits, prompt_scores = score_prompts(scored, logits, scores, samples)
+        logits, prompt_scores = score_prompts(scored if self.group.is_last else (), logits, scores, samples)
         held.num_computed[slots] += rows
         return LaunchedStep(
             slots,

@@ -45,24 +45,27 @@ def load_model(
     with torch.device("meta"):
         whole, model = Decoder(config), Decoder(config, group)
     parameters = dict(whole.named_parameters())  # lists a tied head only once
+    own = {model.whole_name(name): name for name, _ in model.named_parameters()}
     sources = family.sources(list(parameters))
     _check_names(checkpoint, sources, tied_head=config.tie_word_embeddings)
     dtype = dtype or checkpoint.dtype(sources["embed_tokens.weight"][0])
-    total = sum(parameter.numel() for parameter in parameters.values()) * dtype.itemsize
+    total = sum(parameters[name].numel() for name in own) * dtype.itemsize
     state: dict[str, Tensor] = {}
     loaded = 0
-    for name, parts in sources.items():
+    for name in filter(own.__contains__, sources):
+        parts = sources[name]
         rows = _rows(checkpoint, parts, parameters[name].shape)
         weight = torch.empty(parameters[name].shape, dtype=dtype, device=device if group.size == 1 else "cpu")
         for part, piece in zip(parts, weight.split(rows), strict=True):
             checkpoint.copy_into(part, piece)
         loaded += weight.nbytes
-        module = model.get_submodule(name.rpartition(".")[0])
-        state[name] = module.shard.take(weight).to(device) if isinstance(module, Linear | TokenEmbedding) else weight
+        module = model.get_submodule(own[name].rpartition(".")[0])
+        is_shared = isinstance(module, Linear | TokenEmbedding)
+        state[own[name]] = (module.shard.take(weight) if is_shared else weight).to(device)
         if progress:
             progress(loaded, total)
     model.load_state_dict(state, assign=True, strict=False)  # not strict, because `_check_names` has checked the names
-    if config.tie_word_embeddings:
+    if config.tie_word_embeddings and group.is_last:
         model.lm_head.weight = model.embed_tokens.weight
     return model.eval().requires_grad_(False)
 

@@ -37,7 +37,7 @@ LOADS, ACCEPTANCES = (1, 2), (0.8,)
 HOST_ROWS, HOST_CONTEXTS = (1, 20), (64,)
 #: With `vs_transformers_static` and `vs_transformers_cb` of the peers, which take minutes.
 NAMED = {
-    *("prefill_two_ranks_over_one", "decode_two_ranks_over_one"),
+    *(f"{what}_{how}_over_one" for what in ("prefill", "decode1", "decode8") for how in ("tensor", "pipeline")),
     *("decode_bandwidth_share", "prefill_matmul_share", "batch8_over_batch1", "scheduler_us_256", "kv_waste"),
     *("prefix_cost_zero_hits", "prefix_warm_over_cold_ttft", "spec_on_over_off_min", "spec_oracle08_speedup"),
     *("spec_step_share", "spec_acceptance", "seconds_to_first_token"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +27,8 @@ class ThreadGroup(ModelGroup):
 
     def __init__(self, rank: int, barrier: threading.Barrier, sent: list[Tensor | None]) -> None:
         self.rank, self.size = rank, barrier.parties
+        self.handed_on = queue.SimpleQueue[Tensor]()
+        self.before: ThreadGroup | None = None
         self._barrier, self._sent = barrier, sent
         self.sent_bytes: list[int] = []
 
@@ -33,6 +36,22 @@ class ThreadGroup(ModelGroup):
     def of(cls, size: int) -> list[Self]:
         barrier, sent = threading.Barrier(size), list[Tensor | None]([None] * size)
         return [cls(rank, barrier, sent) for rank in range(size)]
+
+    @classmethod
+    def in_stages(cls, size: int, num_stages: int) -> list[Self]:
+        """All ranks, those of the first stage first."""
+        stages = [cls.of(size) for _ in range(num_stages)]
+        for number, stage in enumerate(stages):
+            for group, before in zip(stage, stages[number - 1], strict=True):
+                group.stage, group.num_stages, group.before = number, num_stages, before
+        return [group for stage in stages for group in stage]
+
+    def hand_on(self, hidden: Tensor) -> None:
+        self.handed_on.put(hidden.clone())
+
+    def take_over(self, into: Tensor) -> Tensor:
+        assert self.before is not None
+        return into.copy_(self.before.handed_on.get(timeout=60))
 
     def sum(self, partial: Tensor) -> Tensor:
         return torch.stack(self._exchanged(partial)).sum(0)
@@ -49,9 +68,9 @@ class ThreadGroup(ModelGroup):
         return tensors
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "num_stages"), [(2, 1), (4, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_ranks_compute_the_logits_of_one_model(tmp_path: Path, shape: str, size: int) -> None:
+def test_ranks_compute_the_logits_of_one_model(tmp_path: Path, shape: str, size: int, num_stages: int) -> None:
     architecture, options = SHAPES[shape]
     reference = reference_model(architecture, **options)
     reference.save_pretrained(tmp_path)
@@ -63,8 +82,8 @@ def test_ranks_compute_the_logits_of_one_model(tmp_path: Path, shape: str, size:
         chunks = [(0, 40, 40), (40, 57, 17), (57, 58, 1), (58, 60, 2)]
         return torch.cat([runner.run([Chunk(tokens[a:b], a, table, wanted)]) for a, b, wanted in chunks])
 
-    with ThreadPoolExecutor(size) as ranks:
-        results = list(ranks.map(logits, ThreadGroup.of(size)))
+    with ThreadPoolExecutor(size * num_stages) as ranks:
+        results = list(ranks.map(logits, ThreadGroup.in_stages(size, num_stages)))[-size:]
     torch.testing.assert_close(results[0].log_softmax(-1), expected_logprobs(reference, tokens), atol=1e-4, rtol=0)
     for other in results[1:]:
         assert torch.equal(other, results[0]), "all ranks sample, so they need the same bits"
@@ -106,6 +125,12 @@ def test_a_bias_of_outputs_that_are_summed_is_added_once() -> None:
     bias = torch.ones(5)
     taken = [Shard(1, (4,), group=group).take(bias) for group in ThreadGroup.of(2)]
     assert [part.sum().item() for part in taken] == [5, 0]
+
+
+def test_stages_without_layers_are_refused(tmp_path: Path) -> None:
+    reference_model().save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="4 stages are too many for the 3 layers"):
+        load_model(tmp_path, group=ThreadGroup.in_stages(1, 4)[0])
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from updraft.protocol.structured import Constraint
 from updraft.text.tokenizer import Tokenizer
 
 ONE = EngineConfig(threads=1, num_gpu_blocks_override=24, max_model_len=192, max_num_batched_tokens=48, ngram=True)
-TWO = replace(ONE, tensor_parallel=2)
+TWO, STAGES = replace(ONE, tensor_parallel=2), replace(ONE, pipeline_parallel=2)
 Scenario = Callable[[EngineProcess], Awaitable[None]]
 
 
@@ -102,8 +102,8 @@ def requests() -> list[GenerationRequest]:
     ]
 
 
-@pytest.mark.parametrize("draft", [False, True])
-def test_two_ranks_answer_as_one(draft: bool) -> None:
+@pytest.mark.parametrize(("tensor", "stages", "draft"), [(2, 1, False), (2, 1, True), (1, 2, True), (2, 2, False)])
+def test_ranks_answer_as_one_process(tensor: int, stages: int, draft: bool) -> None:
     results: list[dict[str, dict[int, list[TokenOutput]]]] = []
 
     async def scenario(engine: EngineProcess) -> None:
@@ -118,7 +118,7 @@ def test_two_ranks_answer_as_one(draft: bool) -> None:
         assert stats.preemptions > 0
         assert stats.accepted_prediction_tokens + stats.draft_accepted + stats.ngram_accepted > 0
 
-    for config in (ONE, TWO):
+    for config in (ONE, replace(ONE, tensor_parallel=tensor, pipeline_parallel=stages)):
         serve(config, scenario, draft=draft)
     one, two = results
     assert one.keys() == two.keys()
@@ -147,8 +147,10 @@ def flat(outputs: Sequence[TokenOutput]) -> list[tuple[int, float]]:
     return list(zip(ids, logprobs or [0.0] * len(ids), strict=True))
 
 
-@pytest.mark.parametrize("victim", [leader, follower])
-def test_a_killed_rank_costs_no_request(victim: Callable[[], psutil.Process], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("victim", "config"), [(leader, TWO), (follower, TWO), (follower, STAGES)])
+def test_a_killed_rank_costs_no_request(
+    victim: Callable[[], psutil.Process], config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(engine_process, "RESTART_BACKOFF_S", (0.0, 0.0))
     request = GenerationRequest("long", [5, 6, 7], SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True))
 
@@ -164,7 +166,7 @@ def test_a_killed_rank_costs_no_request(victim: Callable[[], psutil.Process], mo
         assert got == expected
         assert engine.stats().restarts == 1
 
-    serve(replace(TWO, ngram=False), scenario, restart=True)
+    serve(replace(config, ngram=False), scenario, restart=True)
 
 
 def test_without_restart_requests_fail_with_the_cause() -> None:
@@ -212,7 +214,7 @@ def test_what_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
         folder = pocket.pocket_large_folder() if kind is ConfigurationError else tmp_path
         with EngineProcess(Load(str(folder), None, config)) as engine, pytest.raises(kind, match=named):
             engine.wait_ready()
-    with pytest.raises(ConfigurationError, match="batch_invariant exclude each other"):
+    with pytest.raises(ConfigurationError, match="batch_invariant excludes"):
         EngineConfig(tensor_parallel=2, batch_invariant=True)
 
 
