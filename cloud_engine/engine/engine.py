@@ -121,8 +121,6 @@ class Engine:
         model.group.tell(NewWorker(sizes.context_length))
         new_slots = partial(Slots, config.max_num_seqs, sizes.context_length, config.block_size)
         self._worker = Worker(runner, self._speculator.propose, new_slots, model.group)
-        # Ranks before the last stage learn a step's tokens from its result, so they cannot run ahead.
-        self._runs_ahead = runner.runs_ahead and model.group.num_stages == 1
         self._counters = EngineStats()
         self._recorder: StepRecorder | None = None
         if config.record_steps is not None:
@@ -246,6 +244,11 @@ class Engine:
         self._counters.step_seconds.observe(step_s)
         self._unread.popleft()
         return outputs
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Stages before the last learn a step's tokens from its result, so they cannot run ahead."""
+        return self._worker.runner.runs_ahead and self._worker.group.num_stages == 1
 
     def _launch(self) -> bool:
         """Schedule a step, and launch its forward pass. Return False if nothing is scheduled."""

@@ -50,7 +50,7 @@ class RankGroup(ModelGroup):
             made = dist.new_group(list(range(first, first + self.size)))
             if stage == self.stage:
                 self._stage_group = made
-        self.sum(torch.zeros(1, device=device))  # connects all pairs
+        dist.barrier()  # until all ranks are connected, they need the folder
 
     def sum(self, partial: Tensor) -> Tensor:
         """Raises EngineError if another rank has ended, or is silent for `COLLECTIVE_S`."""

@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="a thousand sockets in one process")
+CROWD_NODE = Path(__file__).parents[2] / "support" / "crowd_node.py"
 BODY = {"model": "big", "messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -73,25 +74,23 @@ def test_a_crowd_waits_together(spawn: Any, tmp_path: Path, crowd: int) -> None:
     resource = pytest.importorskip("resource")
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 4 * crowd:
         pytest.skip("needs more file descriptors")
-    stub = Stub(crowd)
+    node = spawn(str(CROWD_NODE), str(crowd)).url
 
     async def ask(url: str) -> Counter[int]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits, trust_env=False) as client:
             asked: list[asyncio.Task[httpx.Response]] = []
-            health = 0
-            while stub.running < crowd:
-                if stub.running == len(asked):  # in turns: the node shares this process, and must answer probes
+            running = health = 0
+            while running < crowd:
+                if running == len(asked):  # in turns, so that the gateway finds time for probes
                     asked += [asyncio.create_task(client.post("/v1/chat/completions", json=BODY)) for _ in range(50)]
                 # A connection each: an idle one may be closed while a busy client looks away.
                 health += (await client.get("/health", headers={"connection": "close"})).status_code == 200
-                await asyncio.sleep(0.01)
+                running = (await client.get(f"{node}/running", headers={"connection": "close"})).json()
             assert health
             return Counter(answer.status_code for answer in await asyncio.gather(*asked))
 
-    with serving(stub.app()) as node:
-        assert asyncio.run(ask(start(spawn, tmp_path, node))) == {200: crowd}
-    assert stub.running == crowd
+    assert asyncio.run(ask(start(spawn, tmp_path, node))) == {200: crowd}
 
 
 def test_full_queue_refuses_requests_unread(spawn: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.process import engine_process
+from updraft.cloud_engine.engine.process import core_process, engine_process
 from updraft.cloud_engine.engine.process.engine_process import EngineProcess
 from updraft.cloud_engine.engine.process.messages import Load
 from updraft.cloud_engine.engine.ranks.leader import of_rank
@@ -22,6 +22,7 @@ from updraft.cloud_engine.engine.types.outputs import TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.embedded import pocket
 from updraft.protocol.errors import ConfigurationError, EngineDownError, ModelLoadError
+from updraft.protocol.safety.system import python_command
 from updraft.protocol.sampling import SamplingParams
 from updraft.protocol.structured import Constraint
 from updraft.text.tokenizer import Tokenizer
@@ -102,8 +103,23 @@ def requests() -> list[GenerationRequest]:
     ]
 
 
-@pytest.mark.parametrize(("tensor", "stages", "draft"), [(2, 1, False), (2, 1, True), (1, 2, True), (2, 2, False)])
-def test_ranks_answer_as_one_process(tensor: int, stages: int, draft: bool) -> None:
+#: A core that admits requests without regard to the growth of others, so that they are preempted.
+EAGER_CORE = """
+import sys
+from pathlib import Path
+from updraft.cloud_engine.engine.process.core_main import main
+from updraft.cloud_engine.engine.scheduling.growth import GrowthForecast
+
+GrowthForecast.peak_with = lambda *_: 0
+main(Path(sys.argv[-1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("tensor", "stages", "draft"), [(2, 1, True), (2, 2, False), pytest.param(1, 2, True, marks=pytest.mark.soak)]
+)
+def test_ranks_answer_as_one_process(tensor: int, stages: int, draft: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_process, "python_command", lambda *words: python_command("-c", EAGER_CORE, words[-1]))
     results: list[dict[str, dict[int, list[TokenOutput]]]] = []
 
     async def scenario(engine: EngineProcess) -> None:
@@ -147,7 +163,14 @@ def flat(outputs: Sequence[TokenOutput]) -> list[tuple[int, float]]:
     return list(zip(ids, logprobs or [0.0] * len(ids), strict=True))
 
 
-@pytest.mark.parametrize(("victim", "config"), [(leader, TWO), (follower, TWO), (follower, STAGES)])
+@pytest.mark.parametrize(
+    ("victim", "config"),
+    [
+        (follower, TWO),
+        pytest.param(leader, TWO, marks=pytest.mark.soak),
+        pytest.param(follower, STAGES, marks=pytest.mark.soak),
+    ],
+)
 def test_a_killed_rank_costs_no_request(
     victim: Callable[[], psutil.Process], config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
