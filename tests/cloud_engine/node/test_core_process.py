@@ -41,11 +41,11 @@ class Node:
         return core
 
     def post(self, **body: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/completions", json={"model": "tiny", **body}, timeout=60)
+        return httpx.post(f"{self.url}/v1/completions", json={"model": "tiny", **body}, timeout=300)
 
     def stream(self, **body: Any) -> AbstractContextManager[httpx.Response]:
         body = {"model": "tiny", "stream": True, **body}
-        return httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=60)
+        return httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=300)
 
     def metric(self, name: str) -> float:
         lines = httpx.get(f"{self.url}/metrics").text.splitlines()
@@ -255,7 +255,7 @@ def test_sleep_and_wake(started: Start, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("UPDRAFT_NODE_ADMIN_KEY", "operator")
     monkeypatch.setenv("UPDRAFT_NODE_API_KEY", "client-key")
     operator, caller = ({"authorization": f"Bearer {key}"} for key in ("operator", "client-key"))
-    with started("--drain-timeout-s", "0.5") as node, httpx.Client(base_url=node.url, timeout=60) as client:
+    with started("--drain-timeout-s", "0.5") as node, httpx.Client(base_url=node.url, timeout=300) as client:
         asked = {"model": "tiny", "prompt": "Hello", "max_tokens": 10, "temperature": 0}
         expected = client.post("/v1/completions", json=asked, headers=caller).json()["choices"]
         assert client.post("/sleep").status_code == client.post("/sleep", headers=caller).status_code == 401

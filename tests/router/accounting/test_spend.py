@@ -776,7 +776,7 @@ def _user(*blocks: dict[str, Any]) -> dict[str, Any]:
     ("usd", "fields"),
     [
         (0.04, {"tools": [{**_TOOL, "input_examples": [{"to": _TEXT}]}]}),
-        (0.04, {"inference_geo": _TEXT}),
+        (0.04, {"tools": [{**_TOOL, "allowed_callers": [_TEXT]}]}),
         (0.04, _user({"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": _TEXT}})),
         (0.09, {**_user({"type": "text", "text": _TEXT}), **_STORED}),
         (0.09, _user({"type": "text", "text": _TEXT, **_STORED})),
