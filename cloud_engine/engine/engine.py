@@ -146,9 +146,8 @@ class Engine:
             config = of_rank(config, 0)
             group = Leader(folder, config)
         allow_tf32(config.device)
-        served = ServedModel.from_folder(folder, config, progress, group)
-        if isinstance(group, Leader):
-            group.begin()
+        load = partial(ServedModel.from_folder, folder, config, progress, group)
+        served = group.begin(load) if isinstance(group, Leader) else load()
         return cls(served, config, draft=DraftWeights.from_path(draft, served.weights) if draft else None)
 
     @property

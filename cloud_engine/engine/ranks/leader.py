@@ -8,8 +8,10 @@ import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import zmq
@@ -23,6 +25,7 @@ from .group import RankGroup, loopback
 READY = "ready"
 _POLL_MS = 100
 _BROKEN = 70  # exit code, as EX_SOFTWARE of sysexits.h
+_T = TypeVar("_T")
 _log = logging.getLogger("updraft.engine")
 
 
@@ -60,8 +63,20 @@ class Leader(RankGroup):
             self._ranks.append(subprocess.Popen(command, env=child_environment(), stdin=subprocess.PIPE))
             commands.send(encode(Join(str(folder), of_rank(config, rank), rank)))
 
-    def begin(self) -> None:
-        """Wait until all ranks have loaded their parts, and connect with them. Raises EngineError if one ends."""
+    def begin(self, load: Callable[[], _T]) -> _T:
+        """Load rank 0's part by `load`, wait for the parts of all others, and connect the ranks.
+
+        Raises the errors of `load`, and EngineError if a rank ends. The other ranks are then killed.
+        """
+        try:
+            loaded = load()
+            self._wait_and_connect()
+        except BaseException:
+            self._kill()
+            raise
+        return loaded
+
+    def _wait_and_connect(self) -> None:
         missing = self._num_ranks - 1
         while missing:
             if self._ready.poll(_POLL_MS):
@@ -91,10 +106,11 @@ class Leader(RankGroup):
         os._exit(_BROKEN)
 
     def _kill(self) -> None:
-        """Kill the ranks, also those that hang."""
+        """Kill the ranks, also those that hang, and remove the folder of a group that did not begin."""
         self._ending = True
         for process in self._ranks:
             process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def of_rank(config: EngineConfig, rank: int) -> EngineConfig:

@@ -33,14 +33,20 @@ Scenario = Callable[[EngineProcess], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Neither processes nor socket folders."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Neither processes nor socket folders, of this process and of its children."""
     others = ranks()
-    yield
+    with tempfile.TemporaryDirectory(prefix="u") as folder:  # a short path, as sockets need
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setenv("TMPDIR", folder)
+        yield
+        check_nothing_is_left(Path(folder), others)
+
+
+def check_nothing_is_left(folder: Path, others: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs([process for process in ranks() if process not in others], 60)
     assert alive == []
-    assert list(tmp_path.glob("updraft-*")) == []
+    assert list(folder.glob("updraft-*")) == []
 
 
 def ranks() -> list[psutil.Process]:
