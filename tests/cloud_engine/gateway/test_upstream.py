@@ -8,6 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -270,6 +271,22 @@ def test_no_answer_from_a_port_and_no_bytes_that_split_a_request() -> None:
     asyncio.run(run())
 
 
+def test_connecting_takes_its_time_again_if_the_gateway_itself_was_stalled() -> None:
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await ask(reader)
+        writer.write(OK)
+
+    async def run() -> None:
+        async with serving(answers) as server:
+            upstream = Upstream(None, PoolLimits(connect_s=0.1))
+            asking = asyncio.create_task(upstream.get(server.target, b"/"))
+            asyncio.get_running_loop().call_soon(time.sleep, 0.8)  # after the connection has begun
+            assert await asking == (200, b"ok")
+            await upstream.close()
+
+    asyncio.run(run())
+
+
 def test_an_answer_to_nothing_ends_the_connection() -> None:
     async def chatty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await ask(reader)
@@ -326,8 +343,9 @@ def test_a_connection_on_which_a_request_is_still_going_out_is_not_used_again() 
     async def run() -> None:
         async with serving(hasty) as server:
             upstream = Upstream(None)
+            request = UpstreamRequest(b"POST", b"/", b"x" * 2**26)  # more than the kernel's buffers hold
             for _ in range(2):
-                async with upstream.open(server.target, UpstreamRequest(b"POST", b"/", b"x" * 10**7)) as answer:
+                async with upstream.open(server.target, request) as answer:
                     assert await answer.read_whole() == b"ok"
             assert server.connections == 2
 
