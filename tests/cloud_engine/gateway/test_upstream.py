@@ -335,10 +335,12 @@ def test_a_node_behind_tls_needs_a_certificate_that_is_trusted(tmp_path: Path, m
 
 
 def test_a_connection_on_which_a_request_is_still_going_out_is_not_used_again() -> None:
+    never = asyncio.Event()  # held here: only the handler's own cycle would hold it otherwise, and be collected
+
     async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await ask(reader)
         writer.write(OK)
-        await asyncio.Event().wait()  # and reads no more
+        await never.wait()  # and reads no more
 
     async def run() -> None:
         async with serving(hasty) as server:
