@@ -174,6 +174,18 @@ class EngineFlags(options.BatchLimits):
     pipeline_parallel: Annotated[
         int, typer.Option("--pipeline-parallel", min=1, help="Stages of consecutive layers, each on its own GPUs.")
     ] = 1
+    nnodes: Annotated[
+        int, typer.Option("--nnodes", min=1, help="Machines that share the model, each with equally many processes.")
+    ] = 1
+    node_rank: Annotated[
+        int, typer.Option("--node-rank", min=0, help="Number of this machine; machine 0 serves the requests.")
+    ] = 0
+    master_addr: Annotated[
+        str, typer.Option("--master-addr", metavar="HOST", help="Address of machine 0 for the other machines.")
+    ] = ""
+    master_port: Annotated[
+        int, typer.Option("--master-port", min=1, max=65534, help="Port of machine 0; the next one is used, too.")
+    ] = 29500
     attention_backend: Annotated[
         Literal["auto", "torch", "native", "triton"],
         typer.Option(help="Attention kernels: plain torch, C (native, on a CPU), or Triton (on a GPU)."),
@@ -317,6 +329,8 @@ def node(
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
       updraft node --model ./models/big --register https://gateway:8000 --register-api-key-file node.key
       updraft node --config cloud.toml
+
+    Several machines share a model with --nnodes, --node-rank and --master-addr; UPDRAFT_GROUP_KEY is their key.
     """
     from ..cloud_engine.node.process import NodeOptions, run_node
     from ..embedded import pocket

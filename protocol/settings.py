@@ -26,6 +26,7 @@ PROCESS_VARIABLES = {
     "UPDRAFT_DEBUG": "`1` shows full tracebacks instead of one-line errors.",
     "UPDRAFT_LOG_FORMAT": "`json` writes server logs as one JSON object per line; `--log-format` takes precedence.",
     "UPDRAFT_NODE_API_KEY": "API key that the gateway sends to its nodes.",
+    "UPDRAFT_GROUP_KEY": "Key of machines that share a model (`updraft node --nnodes`).",
     "UPDRAFT_NODE_ADMIN_KEY": "Key of a node's operator for `/sleep`, `/wake_up` and `/is_sleeping`.",
     "UPDRAFT_GATEWAY_LEDGER": "URL of the gateway's ledger, like `--ledger`; keeps the password off the command line.",
     "UPDRAFT_GATEWAY_LIMITS_URL": "URL of the server for limits shared by gateways, like `--limits-url`.",

@@ -27,8 +27,10 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1024)]
 EngineKind = Literal["updraft", "vllm", "sglang"]
 _OWN = (
     *("draft", "mode", "step_costs", "tool_call_parser", "chat_template"),
-    *("max_surge_percent", "drain_timeout_s", "cpus", "labels"),
+    *("max_surge_percent", "drain_timeout_s", "cpus", "labels", "machines"),
 )
+#: Settings that follow from `machines`.
+_OF_MACHINES = {"nnodes", "node_rank", "master_addr", "master_port"}
 #: Former names of settings, each with the current name.
 _RENAMED = {
     "tool_parser": "tool_call_parser",
@@ -46,6 +48,7 @@ _RENAMED = {
     "db": "ledger",
     "replicas": "workers",
     "requests": "target_ongoing_requests",
+    "nnodes": "machines",
 }
 
 
@@ -125,14 +128,17 @@ class ModelDeployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     drain_timeout_s: Seconds = 60.0
     # CPU cores that Ray reserves for each node.
     cpus: Amount = 1.0
-    # GPUs of each node, all on one machine, which share the model's layers. Ray reserves them.
+    # GPUs of each node, which share the model's layers. Ray reserves them.
     devices: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    # Machines of each node, with equal parts of its GPUs or processes; only on Ray, in a private network.
+    machines: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     # Labels of the machines that the nodes run on.
     labels: dict[str, str] = {}
 
     def engine_config(self) -> EngineConfig:
         """Return the engine's settings. Raises ConfigurationError."""
-        for unknown in sorted(self.engine.keys() - {field.name for field in fields(EngineConfig)}):
+        known = {field.name for field in fields(EngineConfig)} - _OF_MACHINES
+        for unknown in sorted(self.engine.keys() - known):
             current = _RENAMED.get(unknown)
             fault = f"the setting {unknown} is now {current}" if current else f"there is no setting {unknown!r}"
             raise ConfigurationError(f"models.{self.name}.engine: {fault}.", param="engine")
@@ -196,9 +202,19 @@ class CloudConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             if model.replicas.min > model.replicas.max:
                 raise ConfigurationError(f"models.{model.name}.replicas: min must not exceed max.", param="replicas")
             if model.kind == "updraft":
-                model.engine_config()
+                self._check_machines(model)
             else:
                 model.check_foreign()
+
+    def _check_machines(self, model: ModelDeployment) -> None:
+        ranks = model.engine_config().num_ranks
+        if ranks % model.machines or model.devices % model.machines:
+            fault = f"{model.machines} machines need equal parts of {model.devices} devices and {ranks} processes"
+        elif model.machines > 1 and not self.insecure:
+            fault = "machines exchange data without encryption: set `insecure: true` in a private network"
+        else:
+            return
+        raise ConfigurationError(f"models.{model.name}.machines: {fault}.", param="machines")
 
 
 prepare_types(CloudConfig, EngineConfig)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,7 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
     Calls `on_ready` with the gateway's URL once all nodes are registered. Raises ConfigurationError, PortInUseError, or
     ServerStartError if a process does not start initially.
     """
+    read = partial(_read_local, read)
     seen, config = file_version(file), read()
     Credentials(config.keys).prepare()
     bind_socket(config.gateway.host, config.gateway.port).close()  # check that the port is free before starting a node
@@ -54,6 +56,14 @@ def run_local(file: Path, read: Callable[[], CloudConfig], on_ready: Callable[[s
             node.process.ask_to_stop()
         for node in every:
             node.process.stop()
+
+
+def _read_local(read: Callable[[], CloudConfig]) -> CloudConfig:
+    config = read()
+    for model in config.models:
+        if model.machines > 1:
+            raise ConfigurationError(f"models.{model.name}.machines: several machines need --ray.", param="machines")
+    return config
 
 
 def _followed(nodes: list[_Server], config: CloudConfig, read: Callable[[], CloudConfig]) -> list[_Server]:

@@ -111,17 +111,20 @@ def gateway_options(config: CloudConfig) -> dict[str, Any]:
 
 
 def node_options(model: ModelDeployment) -> dict[str, Any]:
-    scaling = model.autoscaling
+    scaling, devices = model.autoscaling, model.devices // model.machines
     options: dict[str, Any] = {
         "name": model.name,
         "graceful_shutdown_wait_loop_s": _SHUTDOWN_LOOP_S,
         "graceful_shutdown_timeout_s": model.drain_timeout_s + _SHUTDOWN_S,
         "health_check_period_s": _HEALTH_S,
         "max_surge_percent": model.max_surge_percent,
-        "ray_actor_options": _actor(model.cpus, model.devices, model.labels),
+        "ray_actor_options": _actor(model.cpus, devices, model.labels),
     }
-    if model.devices > 1:  # keep all GPUs of a node on one machine
-        options["placement_group_bundles"] = [{"CPU": model.cpus, "GPU": model.devices}]
+    if model.machines > 1:
+        options["placement_group_bundles"] = [{"CPU": model.cpus, "GPU": devices}] * model.machines
+        options["placement_group_strategy"] = "SPREAD"
+    elif devices > 1:  # keep all GPUs of a node on one machine
+        options["placement_group_bundles"] = [{"CPU": model.cpus, "GPU": devices}]
         options["placement_group_strategy"] = "STRICT_PACK"
     if model.replicas.min == model.replicas.max:
         return {**options, "num_replicas": model.replicas.min}

@@ -20,6 +20,7 @@ from ...protocol.errors import EngineDownError
 from ..gateway.process import open_gateway
 from .config import CloudConfig, ModelDeployment
 from .credentials import Credentials
+from .ray_machines import NodeGroup, start_group
 from .servers import ServerProcess, gateway_options, node_options, register_nodes
 
 _TIMEOUT_S = 5.0
@@ -62,7 +63,9 @@ class EngineNode:
     def __init__(self, config: CloudConfig, model: ModelDeployment) -> None:
         host = ray.util.get_node_ip_address() if config.insecure else "127.0.0.1"
         options = node_options(config, model, host)
-        self._process = ServerProcess(options, model.drain_timeout_s)
+        group = start_group(options, model) if model.machines > 1 else NodeGroup(options)
+        self._machines = group.actors
+        self._process = ServerProcess(group.options, model.drain_timeout_s, **group.environment)
         url = self._process.wait_ready()
         headers = {"authorization": f"Bearer {Credentials(config.keys).node_key()}"}
         self._node = httpx.AsyncClient(base_url=url, headers=headers, timeout=_TIMEOUT_S, trust_env=False)

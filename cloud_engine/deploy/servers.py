@@ -42,14 +42,14 @@ class ServerProcess:
     its own process group, so that Ctrl-C reaches only the parent.
     """
 
-    def __init__(self, options: GatewayOptions | NodeOptions, drain_s: float) -> None:
+    def __init__(self, options: GatewayOptions | NodeOptions, drain_s: float, **environment: str) -> None:
         self.name = "node" if isinstance(options, NodeOptions) else "gateway"
         self._drain_s = drain_s
         self._process = subprocess.Popen(
             python_command("-m", "updraft.cloud_engine.deploy.launch", self.name),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=child_environment(PYTHONUNBUFFERED="1"),
+            env=child_environment(PYTHONUNBUFFERED="1", **environment),
             process_group=0,
         )
         assert self._process.stdin is not None, "Popen creates a pipe for PIPE"

@@ -15,10 +15,10 @@ WeightsDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 #: Maximum draft tokens per step. Each needs a row of logits, which takes half a megabyte with a large vocabulary.
 MAX_DRAFT_TOKENS = 2048
-_MAX_INT32 = 2**31 - 1
+_MAX_INT32, _MAX_PORT = 2**31 - 1, 65535
 _SIZES = (
     *("block_size", "max_num_seqs", "max_num_batched_tokens", "max_waiting", "num_speculative_tokens"),
-    *("default_max_tokens", "tensor_parallel", "pipeline_parallel"),
+    *("default_max_tokens", "tensor_parallel", "pipeline_parallel", "nnodes"),
 )
 _CHOICES = (
     ("scheduling_policy", get_args(SchedulingPolicy)),
@@ -74,6 +74,13 @@ class EngineConfig:
     tensor_parallel: int = 1
     # Stages of consecutive layers, each computed by `tensor_parallel` processes (pipeline parallelism).
     pipeline_parallel: int = 1
+    # Machines that share the model. Each runs an equal part of the processes, and machine 0 serves the requests.
+    nnodes: int = 1
+    # Number of this machine.
+    node_rank: int = 0
+    # Address and port of machine 0 for the other machines; the next port is used, too.
+    master_addr: str = ""
+    master_port: int = 29500
     # Do not capture decode and verification steps as CUDA graphs, which needs the attention backend Triton.
     enforce_eager: bool = False
     # File for a record of the latest 10,000 steps, without prompts or texts. None: no record.
@@ -102,6 +109,12 @@ class EngineConfig:
         if self.num_ranks > 1 and self.batch_invariant:
             fault = "batch_invariant excludes tensor_parallel and pipeline_parallel: use one of them."
             raise ConfigurationError(fault, param="batch_invariant")
+        if self.num_ranks % self.nnodes or not 0 <= self.node_rank < self.nnodes:
+            fault = f"{self.nnodes} machines need a node_rank below that, and equal shares of {self.num_ranks} ranks."
+            raise ConfigurationError(fault, param="nnodes")
+        if self.nnodes > 1 and not (self.master_addr and 1 <= self.master_port < _MAX_PORT):
+            fault = f"Several machines need master_addr (of machine 0), and master_port from 1 to {_MAX_PORT - 1}."
+            raise ConfigurationError(fault, param="master_addr")
         for name in ("max_model_len", "num_gpu_blocks_override", "threads", "max_step_ms"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MAX_INT32:
@@ -111,6 +124,12 @@ class EngineConfig:
     def num_ranks(self) -> int:
         """Number of processes that compute the model."""
         return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def own_ranks(self) -> range:
+        """The ranks that run on this machine."""
+        count = self.num_ranks // self.nnodes
+        return range(self.node_rank * count, (self.node_rank + 1) * count)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from .kv.kv_cache_manager import KVCacheManager
 from .kv.sizing import KVCacheSize
 from .output.output_processor import OutputProcessor, cut_drafts
 from .rank_messages import NewWorker
-from .ranks.leader import Leader, of_rank
+from .ranks.group import of_rank
+from .ranks.leader import Leader
 from .scheduling.limits import RequestLimits
 from .scheduling.scheduler import Scheduler
 from .scheduling.step_record import RecordHeader, StepRecorder
@@ -143,8 +144,8 @@ class Engine:
         use_device(config.device)  # fail before loading any weights
         group = ALONE
         if config.num_ranks > 1:
-            config = of_rank(config, 0)
             group = Leader(folder, config)
+            config = of_rank(config, 0)
         allow_tf32(config.device)
         load = partial(ServedModel.from_folder, folder, config, progress, group)
         served = group.begin(load) if isinstance(group, Leader) else load()

@@ -11,11 +11,16 @@ from .step import StepPlan, StepSampling
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
-    """The first message: load this rank's part of the model in `folder`."""
+    """Rank 0's answer to a rank that joins: load your part of the model with this `fingerprint`."""
 
-    folder: str
     config: EngineConfig
-    rank: int
+    fingerprint: str
+
+
+class Refusal(msgspec.Struct, tag=True, frozen=True):
+    """Rank 0's answer to a process that cannot join."""
+
+    reason: str
 
 
 class NewRunner(msgspec.Struct, tag=True, frozen=True):
@@ -80,7 +85,19 @@ class Restore(msgspec.Struct, tag=True, frozen=True):
     """Undo `Release`."""
 
 
-Message = Join | NewRunner | NewWorker | Capture | RunChunks | LaunchStep | SampleStep | ReadStep | Release | Restore
+Message = (
+    Join
+    | Refusal
+    | NewRunner
+    | NewWorker
+    | Capture
+    | RunChunks
+    | LaunchStep
+    | SampleStep
+    | ReadStep
+    | Release
+    | Restore
+)
 
 _ENCODER = msgspec.msgpack.Encoder()
 prepare_types(Message)

@@ -65,8 +65,20 @@ prepare_types(NodeOptions)
 def run_node(options: NodeOptions) -> None:
     """Serve until SIGTERM or SIGINT. Raises PortInUseError (before loading), ModelLoadError or ConfigurationError.
 
-    The engine runs in its own process; this process never imports torch.
+    The engine runs in its own process; this process never imports torch. On a machine after machine 0, run its ranks of
+    the model instead of a server (`run_machine`).
     """
+    if find_spec("zmq") is None:
+        raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")
+    from ..models.loading.hub import find_model
+
+    if options.exit_with_parent:
+        exit_with_parent(options.drain_timeout_s)
+    if options.engine.node_rank:
+        from ..engine.ranks.machine import run_machine
+
+        run_machine(find_model(options.model), options.engine, restart=options.restart)
+        return
     if options.api_key is None:
         check_keyless(options.host, _SET_KEY)
         if options.engine.scheduling_policy == "fair":
@@ -85,17 +97,12 @@ def run_node(options: NodeOptions) -> None:
         admin_key=options.admin_key,
         own_user=_SET_KEY if options.api_key is None else "",
     )
-    if find_spec("zmq") is None:
-        raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")
     from ...text.tokenizer import Tokenizer
     from ..engine.process.engine_process import EngineProcess
     from ..engine.process.messages import Load
-    from ..models.loading.hub import find_model
     from ..models.loading.progress import loading_bar
     from .api.app import NodeEngine, create_node_app
 
-    if options.exit_with_parent:
-        exit_with_parent(options.drain_timeout_s)
     with bind_socket(options.host, options.port) as sock:
         folder = find_model(options.model)
         draft = str(find_model(options.draft)) if options.draft else None

@@ -43,6 +43,7 @@ _LOCKED_BYTE = 2**30  # byte to lock on Windows; beyond all files, because a loc
 _LOCK_PAUSE_S = 0.01
 _BOOT_CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 _MAX_SOCKET_PATH = 103  # maximum bytes; macOS has the lowest limit of all systems
+_GET_ADDRESS = 0x8915  # Linux's SIOCGIFADDR; the address begins at byte 20 of the answer
 _LISTENS = "0A"  # state of a listening socket in /proc/net/tcp
 _READS = 3  # maximum reads of a /proc/net table, which may change during a read and miss a line
 _MAPPED = bytes(10) + b"\xff\xff"  # prefix of IPv4 addresses mapped to IPv6
@@ -252,6 +253,19 @@ def socket_address(path: Path) -> str:
     if not hasattr(socket, "AF_UNIX"):
         raise ConfigurationError("A node needs Unix sockets, which this system lacks: run it on Linux, macOS or WSL.")
     return f"ipc://{path}"
+
+
+def interface_of(address: str) -> str | None:
+    """Return the network interface with an IPv4 address of this machine. None: unknown."""
+    if (fcntl := _module("fcntl")) is None or not sys.platform.startswith("linux"):
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(probe, _GET_ADDRESS, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
 
 
 def listener_on(port: int) -> str | None:

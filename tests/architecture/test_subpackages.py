@@ -59,6 +59,7 @@ SUBPACKAGES = {
         "launch",
         "local ray_cluster",
         "ray_deployments",
+        "ray_machines",
         "ray_llm servers",
         "config credentials",
         "autoscaling",
@@ -135,7 +136,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 86_402
+MAX_LINES = 86_988
 
 
 def modules() -> set[str]:

@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 import typer
 from updraft.cli.main import app
+from updraft.cloud_engine.engine.ranks.meeting import KEY_VARIABLE
 from updraft.cloud_engine.engine.stats import EngineStats
 from updraft.cloud_engine.gateway.metrics import gateway_metrics
 from updraft.cloud_engine.gateway.relay.counters import Counters
@@ -63,10 +64,13 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Object]
     shutil.copytree(secrets, manifests / "profiles" / "high-availability" / "secrets")
     for name in ("database-url", "limits-url"):
         (manifests / "profiles" / "high-availability" / "secrets" / name).write_text(f"{name}-value")
+    several = manifests / "profiles" / "several-machines"
+    shutil.copytree(secrets, several / "secrets")
+    (several / "secrets" / "group-key").write_text("a key of the group")
     extension = manifests / "profiles" / "inference-extension"
     extension.mkdir()
     (extension / "kustomization.yaml").write_text(NODES_IN_A_GATEWAYS_PLACE)
-    return {profile: kustomized(manifests / "profiles" / profile) for profile in PROFILES}
+    return {profile: kustomized(manifests / "profiles" / profile) for profile in (*PROFILES, several.name)}
 
 
 def kustomized(folder: Path) -> list[Object]:
@@ -206,3 +210,33 @@ def test_one_gateway_at_a_time_has_the_volume_and_several_have_none(rendered: di
         used = {each["claimName"] for each in values(gateway, "persistentVolumeClaim")}
         assert used == claims
         assert (gateway["spec"]["strategy"].get("type") == "Recreate") == bool(used) == (profile != "high-availability")
+
+
+def test_the_machines_of_a_node_form_one_group(rendered: dict[str, list[Object]]) -> None:
+    validate = pytest.importorskip("kubernetes_validate").validate
+    objects = rendered["several-machines"]
+    (group,) = kinds(objects, "LeaderWorkerSet")
+    jsonschema.validate(group["spec"], {**SCHEMAS[f"{group['apiVersion']}/{group['kind']}"], "$defs": SCHEMAS["$defs"]})
+    assert [each["metadata"]["name"] for each in kinds(objects, "Deployment")] == ["updraft-gateway"]
+    held = {each["metadata"]["name"]: set(each["data"]) for each in kinds(objects, "Secret")}
+    command: Any = typer.main.get_command(app)
+    parts = group["spec"]["leaderWorkerTemplate"]
+    variables = {"LWS_GROUP_SIZE": str(parts["size"]), "LWS_LEADER_ADDRESS": "updraft-node-0", "MODEL": "/models/big"}
+    for rank, name in enumerate(("leaderTemplate", "workerTemplate")):
+        pod = {"apiVersion": "v1", "kind": "Pod", **parts[name], "metadata": {"name": "x", **parts[name]["metadata"]}}
+        validate(pod, "1.32", strict=True)
+        labels = parts[name]["metadata"]["labels"]
+        for policy in kinds(objects, "NetworkPolicy"):
+            selected = policy["spec"]["podSelector"].get("matchLabels", {})
+            assert set(selected.items()) <= set(labels.items()) or selected["app.kubernetes.io/component"] == "gateway"
+        (container,) = pod["spec"]["containers"]
+        own = {**variables, "LWS_WORKER_INDEX": str(rank), "POD_IP": "10.0.0.1"}
+        words = [re.sub(r"\$\((\w+)\)", lambda found, own=own: own[found[1]], word) for word in container["args"]]
+        given = command.commands["node"].make_context("node", words).params
+        ranks = given["tensor_parallel"] * given["pipeline_parallel"]
+        assert ranks == given["nnodes"] * int(container["resources"]["limits"]["nvidia.com/gpu"])
+        assert (given["node_rank"], given["master_addr"]) == (rank, "updraft-node-0")
+        (key,) = (each["valueFrom"]["secretKeyRef"] for each in container["env"] if each["name"] == KEY_VARIABLE)
+        assert key["key"] in held[key["name"]]
+        assert ("readinessProbe" in container) == (rank == 0)
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}

@@ -1,4 +1,4 @@
-"""Main module of the ranks after rank 0: `python -m ...follower FOLDER RANK` computes its part of each step."""
+"""Main module of the ranks after rank 0: `python -m ...follower PLACE RANK MODEL` computes a part of each step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 import zmq
 
 from ....kernels.runtime.host_memory import keep_freed_memory
-from ....protocol.safety.system import socket_address
+from ....protocol.errors import ConfigurationError
 from ....protocol.telemetry.logs import log_to_stderr
 from ...models.decoder import Decoder
 from ..config import EngineConfig
@@ -28,6 +28,7 @@ from ..rank_messages import (
     NewRunner,
     NewWorker,
     ReadStep,
+    Refusal,
     Release,
     Restore,
     RunChunks,
@@ -41,8 +42,9 @@ from ..worker.model_runner import Chunk, Runner
 from ..worker.served_model import load_weights
 from ..worker.slots import RowOf, Slots, SlotState
 from ..worker.worker import Worker
-from .group import RankGroup, loopback
-from .leader import READY, commands_of
+from .group import RankGroup, of_rank
+from .meeting import Meeting, fingerprint
+from .store import RankStore, begin_beats
 
 
 class Follower:
@@ -81,7 +83,7 @@ class Follower:
                 self.worker.reset()
             case Restore():
                 self.runner.restore()
-            case Join():
+            case Join() | Refusal():
                 raise TypeError("A rank joins a group once.")
 
     @property
@@ -95,31 +97,42 @@ class Follower:
         return self._worker
 
 
-def main(folder: Path, rank: int) -> None:
+def main(meeting: Meeting, rank: int, model: Path) -> None:
+    """Join rank 0 with the rank's part of the model in the folder `model`. Raises ConfigurationError if it refuses."""
     for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 ends the group
         signal.signal(number, signal.SIG_IGN)
     log_to_stderr()
-    threading.Thread(target=_end_with_leader, name="updraft-pulse", daemon=True).start()
-    os.environ.update(loopback())
+    threading.Thread(target=_end_with_parent, name="updraft-pulse", daemon=True).start()
     keep_freed_memory()
-    with zmq.Context() as context, context.socket(zmq.PULL) as commands:
-        commands.set_hwm(0)
-        commands.connect(socket_address(folder / commands_of(rank)))
-        join = decode(commands.recv())
-        assert isinstance(join, Join), "the first message to a rank is Join"
-        config = join.config
-        use_device(config.device)
-        allow_tf32(config.device)
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        group = RankGroup(rank, config)
-        follower = Follower(load_weights(Path(join.folder), config, group=group), config)
-        with context.socket(zmq.PUSH) as ready:
-            ready.connect(socket_address(folder / READY))
-            ready.send(b"")
-        group.connect(folder, config.device)
-        while True:
-            follower.follow(decode(commands.recv()))
+    context = zmq.Context[zmq.Socket[bytes]]()
+    if meeting.key is not None:
+        begin_beats(meeting, context, rank)
+    store = RankStore(meeting, context)
+    config = _joined(store, rank, model)
+    use_device(config.device)
+    allow_tf32(config.device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    group = RankGroup(rank, config)
+    follower = Follower(load_weights(model, config, group=group), config)
+    commands = meeting.connect(context, meeting.commands, zmq.DEALER, rank)
+    commands.send(b"")  # ready
+    group.connect(store, meeting.interface)
+    while True:
+        follower.follow(decode(commands.recv()))
+
+
+def _joined(store: RankStore, rank: int, model: Path) -> EngineConfig:
+    match decode(store.join(rank)):
+        case Join(config, other):
+            if other == fingerprint(model):
+                return of_rank(config, rank)
+            reason = f"{model} has another configuration or other weights than on the machine of rank 0"
+        case Refusal(reason):
+            pass
+        case other:
+            raise TypeError(f"Rank 0 answered {type(other).__name__} to a rank that joins.")
+    raise ConfigurationError(f"Rank {rank} cannot join: {reason}.")
 
 
 def _propose_nothing(_states: Sequence[SlotState], _row_of: RowOf) -> None:
@@ -130,11 +143,11 @@ def _no_masks(_slot: int, _draft_ids: Sequence[int]) -> None:
     """Return no mask: only drafters need masks before sampling."""
 
 
-def _end_with_leader() -> None:
-    """Exit at the end of standard input, which is a pipe that only rank 0 holds."""
+def _end_with_parent() -> None:
+    """Exit at the end of standard input, which is a pipe that only the parent process holds."""
     select.select([sys.stdin.fileno()], [], [])
     os._exit(1)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Meeting.named(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -1,28 +1,28 @@
 """The collectives between the ranks, over torch.distributed: NCCL between GPUs, gloo between CPUs."""
 
 # torch leaves its collectives untyped
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
 
-import socket
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ....protocol.errors import EngineError
+from ....protocol.errors import ConfigurationError, EngineError
 from ...models.sharding import ModelGroup
 from ..config import EngineConfig
 
 COLLECTIVE_S = 60
 """Seconds that a rank waits for the others in a collective; then the group is broken."""
 
-_RENDEZVOUS = "rendezvous"
+_INTERFACES = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 class RankGroup(ModelGroup):
@@ -34,23 +34,27 @@ class RankGroup(ModelGroup):
         self.rank = rank % self.size
         self.stage = self.num_stages - 1 - rank // self.size
         self._number = rank
+        self._device = config.device
         self._stage_group: dist.ProcessGroup | int | None = None
 
-    def connect(self, folder: Path, device: str) -> None:
-        """Connect the ranks, which meet in a private folder. Raises RuntimeError if one does not come in time."""
+    def connect(self, store: dist.Store, interface: str | None) -> None:
+        """Connect the ranks over a network interface. Raises RuntimeError if one does not come in time."""
+        for name in _INTERFACES:
+            if interface is not None:
+                os.environ.setdefault(name, interface)
+        patience = timedelta(seconds=COLLECTIVE_S)
         dist.init_process_group(
-            "gloo" if device == "cpu" else "nccl",
-            init_method=f"file://{folder / _RENDEZVOUS}",
-            timeout=timedelta(seconds=COLLECTIVE_S),
+            "gloo" if self._device == "cpu" else "nccl",
+            store=store,
+            timeout=patience,
             world_size=self.size * self.num_stages,
             rank=self._number,
         )
         for stage in range(self.num_stages):  # all ranks take part in making each group
             first = (self.num_stages - 1 - stage) * self.size
-            made = dist.new_group(list(range(first, first + self.size)))
+            made = dist.new_group(list(range(first, first + self.size)), timeout=patience)  # else torch's 30 min
             if stage == self.stage:
                 self._stage_group = made
-        dist.barrier()  # until all ranks are connected, they need the folder
 
     def sum(self, partial: Tensor) -> Tensor:
         """Raises EngineError if another rank has ended, or is silent for `COLLECTIVE_S`."""
@@ -86,7 +90,16 @@ def _breaking() -> Generator[None]:
         raise EngineError(f"A rank ended, or did not answer within {COLLECTIVE_S} s.") from error
 
 
-def loopback() -> dict[str, str]:
-    """Return environment variables that keep gloo's connections on the loopback interface."""
-    names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    return {"GLOO_SOCKET_IFNAME": names[0]} if names else {}
+def of_rank(config: EngineConfig, rank: int) -> EngineConfig:
+    """Return a rank's configuration: its GPU, or its share of this machine's threads.
+
+    Raises ConfigurationError if the configuration names a single GPU.
+    """
+    if ":" in config.device:
+        fault = f"{config.num_ranks} ranks use as many GPUs: set device to cuda instead of {config.device}."
+        raise ConfigurationError(fault, param="device")
+    per_machine = config.num_ranks // config.nnodes
+    if config.device != "cpu":
+        return replace(config, device=f"cuda:{rank % per_machine}")
+    at_once = min(config.tensor_parallel, per_machine)  # stages take turns
+    return replace(config, threads=config.threads or max(1, torch.get_num_threads() // at_once))

@@ -80,6 +80,12 @@ MODELS = "models: [{name: small, model: folder"
         ("models: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
         (MODELS + "}]\nclouds: 3", "no setting `clouds`"),
         (MODELS + ", devices: -1}]", "models[0].devices"),
+        (MODELS + ", machines: 2}]", "2 machines need equal parts of 0 devices and 1 processes"),
+        (MODELS + ", machines: 2, devices: 3}]\ninsecure: true", "equal parts of 3 devices"),
+        (MODELS + ", machines: 2, devices: 2}]", "exchange data without encryption"),
+        (MODELS + ", machines: 2, kind: vllm}]", "machines only applies to Updraft's engine"),
+        (MODELS + ", engine: {nnodes: 2}}]", "nnodes is now machines"),
+        (MODELS + ", engine: {master_addr: a}}]", "no setting 'master_addr'"),
         (MODELS + ", cpus: .inf}]", "models[0].cpus"),
         (MODELS + ", labels: {zone: 1}}]", "models[0].labels"),
         (MODELS + ", kind: tgi}]", "kind` must be updraft, vllm or sglang, not 'tgi'"),
@@ -174,6 +180,13 @@ def test_busy_port_is_reported_before_a_node_starts(tmp_path: Path) -> None:
             run_local(tmp_path / "cloud.yaml", lambda: config, pytest.fail)
 
 
+def test_without_ray_there_is_one_machine(tmp_path: Path) -> None:
+    model = ModelDeployment(name="wide", model="folder", machines=2, engine={"tensor_parallel": 2})
+    config = CloudConfig(models=(model,), gateway=GatewayConfig(keys=str(tmp_path / "keys")), insecure=True)
+    with pytest.raises(ConfigurationError, match="need --ray"):
+        run_local(tmp_path / "cloud.yaml", lambda: config, pytest.fail)
+
+
 def test_options_travel_to_a_process_and_keys_are_private(tmp_path: Path) -> None:
     model = ModelDeployment(name="small", model="folder", mode="latency", engine={"max_num_seqs": 4}, devices=1)
     config = CloudConfig(models=(model,), gateway=GatewayConfig(keys=str(tmp_path / "keys")))
@@ -237,6 +250,10 @@ def test_ray_reserves_devices_of_one_machine_and_labels() -> None:
     assert options["ray_actor_options"] == {"num_cpus": 2, "num_gpus": 4, "label_selector": {"zone": "a"}}
     assert (options["autoscaling_config"]["min_replicas"], options["autoscaling_config"]["max_replicas"]) == (1, 3)
     assert ray_options(ModelDeployment(name="small", model="m"))["num_replicas"] == 1
+    options = ray_options(ModelDeployment(name="wide", model="m", cpus=2, devices=16, machines=2))
+    assert options["placement_group_bundles"] == [{"CPU": 2, "GPU": 8}] * 2
+    assert options["placement_group_strategy"] == "SPREAD"
+    assert options["ray_actor_options"] == {"num_cpus": 2, "num_gpus": 8}
 
 
 @pytest.mark.parametrize(

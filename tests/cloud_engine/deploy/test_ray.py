@@ -22,11 +22,13 @@ gateway: {{port: {port}, cpus: 0.1}}
 models:
   - name: pocket
     model: pocket
-    engine: {{threads: 1, max_num_seqs: {batch}}}
+    engine: {{threads: 1, max_num_seqs: {batch}, tensor_parallel: {machines}}}
+    machines: {machines}
     cpus: 0.1
     drain_timeout_s: 20
     replicas: {{min: {least}, max: {most}}}
     autoscaling: {{target_ongoing_requests: 4, upscale_delay_s: 1, downscale_delay_s: 2}}
+insecure: {insecure}
 """
 
 
@@ -35,8 +37,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ray") / "cloud.yaml"
 
 
-def write(config: Path, port: int, *, least: int, most: int, batch: int = 8) -> None:
-    config.write_text(CONFIG.format(port=port, least=least, most=most, batch=batch))
+def write(config: Path, port: int, *, least: int, most: int, batch: int = 8, machines: int = 1) -> None:
+    settings = {"port": port, "least": least, "most": most, "batch": batch, "machines": machines}
+    config.write_text(CONFIG.format(**settings, insecure=str(machines > 1).lower()))
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +104,25 @@ def test_an_update_costs_no_request_and_nodes_follow_the_load(cloud: CloudUp, co
         cloud.wait_for_nodes(lambda nodes: nodes == 1)
     assert clients.failures() == []
     assert last.failures() == []
+
+
+@pytest.mark.soak
+def test_a_replica_may_have_several_machines(cloud: CloudUp, config: Path) -> None:
+    """Ray spreads them over its machines, or puts them on the only one."""
+    write(config, int(cloud.url.rpartition(":")[2]), least=1, most=1, machines=2)
+    with command(["up", str(config), "--ray", "--address", "auto"], cloud.environment) as process:
+        ready_url(process)
+    cloud.wait_for_nodes(lambda nodes: nodes == 1)
+    with Clients(cloud, count=1) as clients:
+        clients.wait_for_answers(5)
+    assert clients.failures() == []
+    (rank,) = cloud.processes("ranks.follower")
+    rank.kill()
+    cloud.wait_for_nodes(lambda nodes: nodes == 0)
+    cloud.wait_for_nodes(lambda nodes: nodes == 1)
+    with Clients(cloud, count=1) as clients:
+        clients.wait_for_answers(5)
+    assert clients.failures() == []
 
 
 def test_down_stops_the_gateway_and_its_nodes(cloud: CloudUp) -> None:

@@ -17,7 +17,7 @@ from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.process import core_process, engine_process
 from updraft.cloud_engine.engine.process.engine_process import EngineProcess
 from updraft.cloud_engine.engine.process.messages import Load
-from updraft.cloud_engine.engine.ranks.leader import of_rank
+from updraft.cloud_engine.engine.ranks.group import of_rank
 from updraft.cloud_engine.engine.types.outputs import TokenOutput
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.embedded import pocket
