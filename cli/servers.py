@@ -277,14 +277,15 @@ def node(
         str,
         typer.Option(
             metavar="NAME",
-            help="Folder with config.json and safetensors, owner/repo on a hub, or pocket (the demo model).",
+            help="Folder with config.json and safetensors, GGUF file, owner/repo or hf:owner/repo/FILE.gguf on a hub, "
+            "or pocket.",
         ),
     ],
     draft: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Smaller draft model with the same vocabulary: as --model, or a GGUF file; pocket means pocket-small.",
+            help="Smaller draft model with the same vocabulary, as --model; pocket means pocket-small.",
         ),
     ] = None,
     host: Host = "127.0.0.1",

@@ -22,7 +22,7 @@ _ENGINE = "llama-cpp-python"
 def identity_of(path: Path, options: LocalOptions) -> ModelIdentity:
     """Return a model's identity from its header and samples of its weights. Raises the errors of `LocalEngine.load`."""
     header = read_model_header(path)
-    if options.chat_template is None and _own_templates(header) is None:
+    if options.chat_template is None and TemplateSources.of_gguf(header.metadata) is None:
         sources = TemplateSources(CHATML)  # any constant works: the default template depends only on the model file
     else:
         sources = template_sources(header, path.stem, options, ())
@@ -45,13 +45,5 @@ def template_sources(
     header: GgufHeader, model_id: str, options: LocalOptions, tokens: Container[str]
 ) -> TemplateSources:
     """Return the template that the options name, else the file's, else a default that suits the special `tokens`."""
-    sources = TemplateSources.of(model_id, _own_templates(header), options.chat_template, tokens)
+    sources = TemplateSources.of(model_id, TemplateSources.of_gguf(header.metadata), options.chat_template, tokens)
     return sources if options.tool_call_parser == "auto" else replace(sources, tool_style=options.tool_call_parser)
-
-
-def _own_templates(header: GgufHeader) -> TemplateSources | None:
-    key = "tokenizer.chat_template"
-    templates = {name: text for name, text in header.metadata.items() if name.startswith(key) and isinstance(text, str)}
-    return TemplateSources.named(
-        {"default": templates.pop(key, ""), **{name.removeprefix(f"{key}."): text for name, text in templates.items()}}
-    )

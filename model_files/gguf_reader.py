@@ -66,8 +66,20 @@ def read_model_header(path: Path) -> GgufHeader:
 def read_texts(path: Path, array: GgufArray) -> list[str]:
     """Read the items of a text array, such as the tokens. Raises ModelLoadError."""
     with _mapped(path) as data:
+        if array.kind != _STRING:
+            raise _UnusableError("the header has numbers in place of texts")
         reader = _Reader(data, array.start)
         return [reader.string() for _ in range(array.length)]
+
+
+def read_numbers(path: Path, array: GgufArray) -> list[Any]:
+    """Read the items of an array of numbers, such as the scores of tokens. Raises ModelLoadError."""
+    code = _SCALARS.get(array.kind)
+    with _mapped(path) as data:
+        if code is None:
+            raise _UnusableError("the header has texts in place of numbers")
+        reader = _Reader(data, array.start)
+        return [reader.scalar(code) for _ in range(array.length)]
 
 
 def read_short_texts(path: Path, array: GgufArray, longest: int) -> set[bytes]:

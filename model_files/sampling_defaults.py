@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from ..protocol.errors import InvalidRequestError, ModelLoadError
 from ..protocol.sampling import SamplingDefaults, SamplingParams
+from .gguf_reader import read_header
 
 _GGUF_KEYS = {
     "temperature": "general.sampling.temp",
@@ -20,6 +21,11 @@ _GGUF_KEYS = {
     "min_p": "general.sampling.min_p",
     "repetition_penalty": "general.sampling.penalty_repeat",
 }
+
+
+def default_sampling(model: Path) -> SamplingDefaults:
+    """Read the defaults of a folder or of a GGUF file. Raises ModelLoadError."""
+    return folder_sampling(model) if model.is_dir() else gguf_sampling(read_header(model).metadata, str(model))
 
 
 def gguf_sampling(metadata: Mapping[str, Any], where: str) -> SamplingDefaults:

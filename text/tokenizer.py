@@ -39,6 +39,19 @@ class PromptEnds:
     add_eos: bool | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerParts:
+    """The tokenizer of a model, as its files describe it."""
+
+    name: str
+    # Content of a tokenizer.json.
+    definition: str
+    ends: PromptEnds
+    eos_ids: frozenset[int]
+    # Chat templates. None: the files have none.
+    templates: TemplateSources | None
+
+
 class Tokenizer:
     """Thread-safe tokenizer. `eos_ids` end an answer; `vocab_size`: highest id + 1; `special_ids`: control tokens."""
 
@@ -86,22 +99,24 @@ class Tokenizer:
         `chat_template` replaces the model's (see `TemplateSources.of`). Raises ModelLoadError naming a missing or
         corrupt file, ConfigurationError if the template cannot be read.
         """
-        definition = _read(folder / "tokenizer.json")
-        config = _read_json(folder / "tokenizer_config.json")
-        parsed = _parsed(definition, str(folder / "tokenizer.json"))
-        eos_token, bos_token = _token_text(config.get("eos_token")), _token_text(config.get("bos_token"))
-        eos_ids = _as_ids(_read_json(folder / "generation_config.json").get("eos_token_id"))
+        return cls.from_parts(_folder_parts(folder), chat_template, tool_call_parser)
+
+    @classmethod
+    def from_parts(
+        cls, parts: TokenizerParts, chat_template: str | None = None, tool_call_parser: str = "auto"
+    ) -> Tokenizer:
+        """Create the tokenizer of a model, whatever files it comes from. The options and errors of `from_folder`."""
+        parsed, ends = _parsed(parts.definition, f"The tokenizer of {parts.name}"), parts.ends
         special = _added(parsed, special=True)
-        if eos_token in special:
-            eos_ids.add(special[eos_token])
+        eos_ids = {*parts.eos_ids, *([special[ends.eos_token]] if ends.eos_token in special else [])}
         tokens = special | _added(parsed, special=False)
-        sources = TemplateSources.of(folder.name, _templates(folder, config), chat_template, tokens)
+        sources = TemplateSources.of(parts.name, parts.templates, chat_template, tokens)
         if tool_call_parser != "auto":
             sources = replace(sources, tool_style=tool_call_parser)
         marks = unflagged_control_tokens(_added(parsed, special=False), sources.default, sources.tool_use)
-        template = ChatTemplate(sources, bos_token=bos_token, eos_token=eos_token, special_tokens=[*special, *marks])
-        ends = PromptEnds(bos_token, eos_token, config.get("add_bos_token"), config.get("add_eos_token"))
-        return cls(definition, eos_ids=eos_ids, chat_template=template, ends=ends)
+        all_special = [*special, *marks]
+        template = ChatTemplate(sources, bos_token=ends.bos_token, eos_token=ends.eos_token, special_tokens=all_special)
+        return cls(parts.definition, eos_ids=eos_ids, chat_template=template, ends=ends)
 
     def limit(self, context_length: int) -> int:
         """Make `encode_chat` refuse chats that cannot fit `context_length` tokens; return the size limit in bytes."""
@@ -203,6 +218,16 @@ def _byte_decoder(definition: dict[str, Any]) -> Any:
     raise ModelLoadError(
         f"The tokenizer's decoder {kinds or 'is missing and'} is not supported: byte-level BPE or byte-fallback needed."
     )
+
+
+def _folder_parts(folder: Path) -> TokenizerParts:
+    definition = _read(folder / "tokenizer.json")
+    _parsed(definition, str(folder / "tokenizer.json"))
+    config = _read_json(folder / "tokenizer_config.json")
+    eos_token, bos_token = _token_text(config.get("eos_token")), _token_text(config.get("bos_token"))
+    ends = PromptEnds(bos_token, eos_token, config.get("add_bos_token"), config.get("add_eos_token"))
+    eos_ids = _as_ids(_read_json(folder / "generation_config.json").get("eos_token_id"))
+    return TokenizerParts(folder.name, definition, ends, frozenset(eos_ids), _templates(folder, config))
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> TemplateSources | None:

@@ -97,9 +97,9 @@ def run_node(options: NodeOptions) -> None:
         admin_key=options.admin_key,
         own_user=_SET_KEY if options.api_key is None else "",
     )
-    from ...text.tokenizer import Tokenizer
     from ..engine.process.engine_process import EngineProcess
     from ..engine.process.messages import Load
+    from ..models.loading.gguf_tokenizer import load_tokenizer
     from ..models.loading.progress import loading_bar
     from .api.app import NodeEngine, create_node_app
 
@@ -110,7 +110,7 @@ def run_node(options: NodeOptions) -> None:
         with EngineProcess(load, restart=options.restart) as engine:
             with loading_bar() as progress:
                 ready = engine.wait_ready(progress)
-            tokenizer = Tokenizer.from_folder(
+            tokenizer = load_tokenizer(
                 folder, chat_template=options.chat_template, tool_call_parser=options.tool_call_parser
             )
             if tokenizer.chat_template is not None:

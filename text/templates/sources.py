@@ -36,6 +36,14 @@ class TemplateSources:
         return TemplateSources(default, templates.get("tool_use", "")) if default else None
 
     @staticmethod
+    def of_gguf(metadata: Mapping[str, object]) -> TemplateSources | None:
+        """Select templates from a GGUF file's metadata."""
+        key = "tokenizer.chat_template"
+        texts = {name: text for name, text in metadata.items() if name.startswith(key) and isinstance(text, str)}
+        more = {name.removeprefix(f"{key}."): text for name, text in texts.items() if name != key}
+        return TemplateSources.named({"default": texts.get(key, ""), **more})
+
+    @staticmethod
     def of(model: str, own: TemplateSources | None, given: str | None, tokens: Container[str]) -> TemplateSources:
         """Return the user's template (`chatml`, or the path of a Jinja file), else the model's, else a default.
 

@@ -130,14 +130,16 @@ def routing_id(rank: int) -> bytes:
     return f"rank-{rank}".encode()
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(model: Path) -> str:
     """Return a digest of a model's configuration, and of the names and sizes of its weight files.
 
     Files that are missing or damaged have one, too: loading reports them.
     """
-    config = folder / "config.json"
+    if model.is_file():
+        return f"{model.name} {model.stat().st_size}"
+    config = model / "config.json"
     digest = hashlib.blake2b(config.read_bytes() if config.is_file() else b"", digest_size=16)
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(model.glob("*.safetensors")):
         digest.update(f"{file.name} {file.stat().st_size}\n".encode())
     return digest.hexdigest()
 

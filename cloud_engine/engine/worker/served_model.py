@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from ....model_files.sampling_defaults import folder_sampling
-from ....protocol.errors import ConfigurationError, ModelLoadError
+from ....model_files.sampling_defaults import default_sampling
+from ....protocol.errors import ConfigurationError
 from ....protocol.sampling import PLAIN_SAMPLING, SamplingDefaults
 from ....text.tokenizer import Tokenizer
 from ...models.decoder import Decoder
 from ...models.loading.gguf_file import gguf_vocabulary
+from ...models.loading.gguf_tokenizer import load_tokenizer
 from ...models.loading.hub import name_of
 from ...models.loading.loader import Progress, load_model
 from ...models.sharding import ALONE, ModelGroup
@@ -36,19 +37,15 @@ class ServedModel:
     def from_folder(
         cls, folder: Path, config: EngineConfig, progress: Progress | None = None, group: ModelGroup = ALONE
     ) -> ServedModel:
-        """Load a Hugging Face style folder. Raises ModelLoadError naming what is missing, damaged or unsupported."""
-        if folder.is_file():
-            raise ModelLoadError(
-                f"{folder} is a file. The served model needs a folder with its tokenizer; only a draft may be a file."
-            )
+        """Load a Hugging Face style folder or a GGUF file. Raises ModelLoadError naming what is missing or damaged."""
         weights = load_weights(folder, config, progress, group)
-        tokenizer = Tokenizer.from_folder(folder)
+        tokenizer = load_tokenizer(folder)
         if tokenizer.vocab_size > weights.config.vocab_size:
             raise ConfigurationError(
                 f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens but the model only "
                 f"{weights.config.vocab_size}. Use the tokenizer that belongs to the model."
             )
-        return cls(weights, name_of(folder), tokenizer, tokenizer.eos_ids, folder_sampling(folder))
+        return cls(weights, name_of(folder), tokenizer, tokenizer.eos_ids, default_sampling(folder))
 
 
 def load_weights(

@@ -49,18 +49,18 @@ def find_model(name: str) -> Path:
     repo = _REPO.fullmatch(name)
     if repo is None:
         raise ModelLoadError(
-            f"Model {name!r} not found. Use the path of a model folder (./name in the current folder) or owner/repo on "
-            "a model hub. A draft model may also be a GGUF file or hf:owner/repo/file.gguf."
+            f"Model {name!r} not found. Use the path of a model folder or GGUF file (./name in the current folder), or "
+            "owner/repo or hf:owner/repo/file.gguf on a model hub."
         )
     return _snapshot(repo["repo"], lambda path: any(fnmatch(path, pattern) for pattern in _NEEDED))
 
 
 def name_of(path: Path) -> str:
-    """Return a model's name for API replies: owner/repo if its path is in the hub's cache, else the folder's name."""
+    """Return a model's name for API replies: owner/repo from the hub's cache, else the name of the folder or file."""
     for parent in path.parents:
         if parent.name.startswith("models--"):
             return parent.name.removeprefix("models--").replace("--", "/")
-    return path.resolve().name
+    return path.stem if path.suffix == ".gguf" else path.resolve().name
 
 
 def _snapshot(repo: str, wanted: Callable[[str], bool]) -> Path:
