@@ -16,8 +16,7 @@ from pathlib import Path
 import torch
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError
-from ...text.grammars.compiler import GrammarCompiler, Vocabulary
-from ...text.grammars.state import Grammars, GrammarState, Mask
+from ...text.grammars.state import GrammarState, Mask
 from ...text.tokenizer import Tokenizer
 from ..models.loading.loader import Progress
 from ..models.sharding import ALONE
@@ -99,7 +98,7 @@ class Engine:
         self._vocab_size = model.config.vocab_size
         self._limits = RequestLimits(self._vocab_size, sizes.context_length, sizes.num_blocks, config)
         self._eos_ids = served.eos_ids
-        self._grammars = _grammars(served)
+        self._grammars = served.grammars()
         runner = Runner(
             model,
             sizes.num_blocks,
@@ -339,8 +338,7 @@ class Engine:
         return list(dict.fromkeys(in_steps)) or self._outputs.request_ids()
 
     def stats(self) -> EngineStats:
-        running = self._scheduler.running
-        pool = self._cache.pool
+        running, pool = self._scheduler.running, self._cache.pool
         return replace(
             self._counters,
             running=len(running),
@@ -400,11 +398,3 @@ def _masks(item: ScheduledRequest) -> list[bytes | None]:
     assert grammar is not None, "only constrained rows have masks"
     masks = [grammar.mask(item.draft_ids[:number]) for number in range(1 + len(item.draft_ids))]
     return [None if mask is None else mask.tobytes() for mask in masks]
-
-
-def _grammars(served: ServedModel) -> Grammars | None:
-    tokenizer = served.tokenizer
-    if tokenizer is None:
-        return None
-    compiler = GrammarCompiler(lambda: Vocabulary.of(tokenizer, served.eos_ids), tokenizer.encode)
-    return Grammars(compiler, served.weights.config.vocab_size, served.eos_ids, num_tokens=tokenizer.vocab_size)

@@ -35,7 +35,7 @@ class RankGroup(ModelGroup):
         self.stage = self.num_stages - 1 - rank // self.size
         self._number = rank
         self._device = config.device
-        self._stage_group: dist.ProcessGroup | int | None = None
+        self._stage_group: dist.ProcessGroup | int | None = None  # None: all ranks
 
     def connect(self, store: dist.Store, interface: str | None) -> None:
         """Connect the ranks over a network interface. Raises RuntimeError if one does not come in time."""
@@ -50,7 +50,7 @@ class RankGroup(ModelGroup):
             world_size=self.size * self.num_stages,
             rank=self._number,
         )
-        for stage in range(self.num_stages):  # all ranks take part in making each group
+        for stage in range(self.num_stages if self.num_stages > 1 else 0):  # all ranks take part in making each group
             first = (self.num_stages - 1 - stage) * self.size
             made = dist.new_group(list(range(first, first + self.size)), timeout=patience)  # else torch's 30 min
             if stage == self.stage:

@@ -11,6 +11,8 @@ import torch
 from ....model_files.sampling_defaults import default_sampling
 from ....protocol.errors import ConfigurationError
 from ....protocol.sampling import PLAIN_SAMPLING, SamplingDefaults
+from ....text.grammars.compiler import GrammarCompiler, Vocabulary
+from ....text.grammars.state import Grammars
 from ....text.tokenizer import Tokenizer
 from ...models.decoder import Decoder
 from ...models.loading.gguf_file import gguf_vocabulary
@@ -46,6 +48,13 @@ class ServedModel:
                 f"{weights.config.vocab_size}. Use the tokenizer that belongs to the model."
             )
         return cls(weights, name_of(folder), tokenizer, tokenizer.eos_ids, default_sampling(folder))
+
+    def grammars(self) -> Grammars | None:
+        """Return the compiler of constraints over this model's tokens; None without a tokenizer."""
+        if (tokenizer := self.tokenizer) is None:
+            return None
+        compiler = GrammarCompiler(lambda: Vocabulary.of(tokenizer, self.eos_ids), tokenizer.encode)
+        return Grammars(compiler, self.weights.config.vocab_size, self.eos_ids, num_tokens=tokenizer.vocab_size)
 
 
 def load_weights(
