@@ -53,7 +53,7 @@ def compile_decoder(model: Decoder) -> CompiledDecoder | None:
 
     A model of several ranks is not compiled, because its layers exchange data.
     """
-    if not model.group.is_alone:
+    if not model.group.is_alone or model.config.whole_qk_norm:
         return None
     layers = [_layer(layer, model.config, index) for index, layer in enumerate(model.layers)]  # type: ignore[arg-type]
     packed = [layer for layer in layers if layer is not None]
@@ -83,6 +83,8 @@ def _layer(layer: DecoderLayer, config: ModelConfig, index: int) -> LayerWeights
         and isinstance(output, NativeLinear)
         and isinstance(gate_up, NativeLinear)
         and isinstance(down, NativeLinear)
+        and isinstance(layer.input_norm, RMSNorm)
+        and isinstance(layer.mlp_norm, RMSNorm)
     ):
         return None
     return LayerWeights(
@@ -94,7 +96,7 @@ def _layer(layer: DecoderLayer, config: ModelConfig, index: int) -> LayerWeights
         attention_out_norm=_weight(layer.attention_out_norm),
         mlp_out_norm=_weight(layer.mlp_out_norm),
         window=attention.layer.window,
-        rotation=int(config.is_sliding(index)),
+        rotation=config.rotation(index),
         scale=attention.layer.scale,
     )
 

@@ -30,13 +30,17 @@ class ModelConfig:
     qk_norm: bool = False
     # Whether norms multiply by 1 + weight, as in Gemma.
     unit_offset_norms: bool = False
-    # Whether layers have additional norms after attention and feed-forward.
-    sandwich_norms: bool = False
+    # Whether query and key norms extend over all heads, as in OLMo 2, not over each head.
+    whole_qk_norm: bool = False
+    # Whether layers have norms before attention and feed-forward, and after them.
+    pre_norms: bool = True
+    post_norms: bool = False
     activation: Literal["silu", "gelu_tanh"] = "silu"
     # Attention window per layer in tokens, including the token itself; None: full attention. Empty: no windows.
     windows: tuple[int | None, ...] = ()
-    # Rotation of layers with a window, if different from `rotary`.
-    sliding_rotary: RotaryConfig | None = None
+    # Rotation of some layers, if they have another than `rotary`, and whether each layer is one of them.
+    second_rotary: RotaryConfig | None = None
+    uses_second: tuple[bool, ...] = ()
     embedding_scale: float = 1.0
     # Factor of the attention scores; None for 1/sqrt(head_dim).
     attention_scale: float | None = None
@@ -52,9 +56,9 @@ class ModelConfig:
         """Return whether any layer's window is shorter than the context."""
         return any(self.window(layer) is not None for layer in range(self.num_layers))
 
-    def is_sliding(self, layer: int) -> bool:
-        """Return whether a layer has a sliding window and thus `sliding_rotary`, even if the context is shorter."""
-        return bool(self.windows) and self.windows[layer] is not None
+    def rotation(self, layer: int) -> int:
+        """Return which rotation a layer uses: 0 for `rotary`, 1 for `second_rotary`."""
+        return int(self.uses_second[layer]) if self.uses_second else 0
 
     @property
     def reach(self) -> int | None:

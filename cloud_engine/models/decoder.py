@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ...kernels.attention.types import Attention
 from ...kernels.kv_cache.types import Rotation
+from ...protocol.errors import ConfigurationError
 from .config import ModelConfig
-from .layers import GatedMLP, GroupedQueryAttention, Linear, RMSNorm, TokenEmbedding, norm
+from .layers import GatedMLP, GroupedQueryAttention, Linear, NoNorm, RMSNorm, TokenEmbedding, norm
 from .rope import Rotary
 from .sharding import ALONE, ModelGroup, Shard, check_divisible
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each added to the residual stream; Gemma also normalises both updates."""
+    """Attention and feed-forward, each added to the residual stream. Norms come before, after, or both (Gemma)."""
 
     def __init__(self, config: ModelConfig, index: int, group: ModelGroup) -> None:
         super().__init__()
         size = config.hidden_size
-        self.input_norm = norm(config, size)
+        before = partial(norm, config, size) if config.pre_norms else NoNorm
+        self.input_norm = before()
         self.attention = GroupedQueryAttention(config, index, group)
-        self.attention_out_norm = norm(config, size) if config.sandwich_norms else nn.Identity()
-        self.mlp_norm = norm(config, size)
+        self.attention_out_norm = norm(config, size) if config.post_norms else nn.Identity()
+        self.mlp_norm = before()
         self.mlp = GatedMLP(config, group)
-        self.mlp_out_norm = norm(config, size) if config.sandwich_norms else nn.Identity()
+        self.mlp_out_norm = norm(config, size) if config.post_norms else nn.Identity()
 
     def forward(self, update: Tensor | None, residual: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
         """Add the previous layer's `update` to `residual` in place. Return this layer's update."""
@@ -50,6 +54,9 @@ class Decoder(nn.Module):
         super().__init__()
         shared = {"heads": config.num_heads, "neurons": config.intermediate_size}
         check_divisible(group, config.num_layers, shared, config.num_kv_heads)
+        if config.whole_qk_norm and group.size > 1:
+            fault = f"tensor_parallel: the query and key norms of {config.architecture} extend over all heads."
+            raise ConfigurationError(fault, param="tensor_parallel")
         self.config = config
         self.group = group
         tokens = Shard(0, (config.vocab_size,), group=group)
@@ -62,7 +69,7 @@ class Decoder(nn.Module):
             self.norm = norm(config, config.hidden_size)
             self.lm_head = Linear(config.hidden_size, config.vocab_size, tokens)
         self._rotary = Rotary(config.rotary)
-        self._sliding_rotary = None if config.sliding_rotary is None else Rotary(config.sliding_rotary)
+        self._second_rotary = None if config.second_rotary is None else Rotary(config.second_rotary)
         if is_tied:
             self.lm_head.weight = self.embed_tokens.weight
 
@@ -74,7 +81,7 @@ class Decoder(nn.Module):
         hidden, rotations = self._begin(token_ids), self.rotations(positions)
         update: Tensor | None = None
         for index, layer in zip(self._own, self.layers, strict=True):
-            update = layer(update, hidden, rotations[self.config.is_sliding(index)], attention)
+            update = layer(update, hidden, rotations[self.config.rotation(index)], attention)
         if not self.group.is_last:
             self.group.hand_on(hidden if update is None else hidden.add_(update))
             return hidden
@@ -106,7 +113,7 @@ class Decoder(nn.Module):
     @property
     def _weight(self) -> Tensor:
         """A weight that every stage has, and that is never packed."""
-        return self.get_parameter("layers.0.input_norm.weight")
+        return self.get_parameter(f"layers.0.{'input_norm' if self.config.pre_norms else 'attention_out_norm'}.weight")
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Return the input of the first layer, (tokens, hidden_size)."""
@@ -114,9 +121,9 @@ class Decoder(nn.Module):
         return hidden if self.config.embedding_scale == 1 else hidden * self.embedding_scale
 
     def rotations(self, positions: Tensor) -> tuple[Rotation, Rotation]:
-        """Return the rotations of layers with full attention and of layers with a sliding window."""
+        """Return the model's two rotations (`ModelConfig.rotation`), which are equal if it has only one."""
         plain = self._rotary(positions)
-        return plain, plain if self._sliding_rotary is None else self._sliding_rotary(positions)
+        return plain, plain if self._second_rotary is None else self._second_rotary(positions)
 
     @property
     def num_heads(self) -> int:

@@ -62,6 +62,17 @@ class RMSNorm(nn.Module):
         return Norm(self.weight, self.eps, self.unit_offset)
 
 
+class NoNorm(nn.Module):
+    """Stands for the norm before a layer, in models that have only norms after it."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def add(self, update: Tensor, residual: Tensor) -> Tensor:
+        """Add `update` to `residual` in place."""
+        return residual.add_(update)
+
+
 def norm(config: ModelConfig, size: int) -> RMSNorm:
     """Create the model's norm over a last dimension of `size` elements."""
     return RMSNorm(size, config.rms_norm_eps, unit_offset=config.unit_offset_norms)
@@ -81,21 +92,31 @@ class GroupedQueryAttention(nn.Module):
         self.qkv_proj = Linear(size, (heads + 2 * kv_heads) * self.head_dim, by_head, bias=config.qkv_bias)
         inputs = Shard(1, (heads,), self.head_dim, group)
         self.o_proj = Linear(heads * self.head_dim, size, inputs, bias=config.output_bias)
-        self.q_norm = norm(config, self.head_dim) if config.qk_norm else None
-        self.k_norm = norm(config, self.head_dim) if config.qk_norm else None
+        self._whole = (heads * self.head_dim, kv_heads * self.head_dim) if config.whole_qk_norm else None
+        normed = self._whole or (self.head_dim, self.head_dim)
+        self.q_norm, self.k_norm = (norm(config, each) if config.qk_norm else None for each in normed)
         scale = self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         own_index = index - group.layers(config.num_layers).start
         self.layer = LayerAttention(own_index, scale, config.window(index))
 
     def forward(self, hidden: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        projected = self.qkv_proj(hidden).view(hidden.shape[0], -1, self.head_dim)
+        projected = self.qkv_proj(hidden)
+        if self._whole is not None:
+            projected = self._normed_as_a_whole(projected, self._whole)
+        projected = projected.view(hidden.shape[0], -1, self.head_dim)
         mixed = attention.attend(self.layer, projected, rotation, self._norms())
         return self._group.sum(self.o_proj(mixed.reshape(hidden.shape[0], -1)))
 
     def _norms(self) -> HeadNorms | None:
-        if self.q_norm is None or self.k_norm is None:
+        if self.q_norm is None or self.k_norm is None or self._whole is not None:
             return None
         return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.unit_offset)
+
+    def _normed_as_a_whole(self, projected: Tensor, sizes: tuple[int, int]) -> Tensor:
+        assert self.q_norm is not None, "the configuration has these norms"
+        assert self.k_norm is not None, "the configuration has these norms"
+        query, key, value = projected.split((*sizes, sizes[1]), dim=-1)
+        return torch.cat((self.q_norm(query.contiguous()), self.k_norm(key.contiguous()), value), dim=-1)
 
 
 class GatedMLP(nn.Module):

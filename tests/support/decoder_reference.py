@@ -57,6 +57,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "smollm3": ("SmolLM3", {"num_key_value_heads": 2, "no_rope_layer_interval": 2, "tie_word_embeddings": True}),
+    "olmo2": ("Olmo2", {"num_key_value_heads": 2, "rms_norm_eps": 1e-6}),
     "phi3": ("Phi3", {"num_key_value_heads": 2, "sliding_window": 40}),
     "phi3-short": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 256}),
 }

@@ -34,10 +34,15 @@ class Family:
     architectures: tuple[str, ...]
     read_config: Callable[[Fields], ModelConfig]
     layer_parts: Mapping[str, tuple[str, ...]]
+    # Beginnings of the decoder's names in checkpoints, each with that of the head. A checkpoint has one of them.
+    prefixes: tuple[tuple[str, str], ...] = (("model", "lm_head"),)
+    # Beginnings of the names of other tensors, which belong to parts that are not served, such as a vision tower.
+    ignored: tuple[str, ...] = ()
 
-    def sources(self, parameters: list[str]) -> dict[str, tuple[str, ...]]:
-        """Return, for each of the model's `parameters`, the names of its checkpoint tensors."""
-        top = {"embed_tokens": "model.embed_tokens", "norm": "model.norm", "lm_head": "lm_head"}
+    def sources(self, parameters: list[str], prefix: tuple[str, str]) -> dict[str, tuple[str, ...]]:
+        """Return, for each of the model's `parameters`, the names of its tensors in a checkpoint with one `prefix`."""
+        decoder, head = prefix
+        top = {"embed_tokens": f"{decoder}.embed_tokens", "norm": f"{decoder}.norm", "lm_head": head}
         sources: dict[str, tuple[str, ...]] = {}
         for name in parameters:
             module, _, leaf = name.rpartition(".")
@@ -46,7 +51,7 @@ class Family:
             else:
                 _, index, part = module.split(".", 2)
                 parts = self.layer_parts[part]
-                sources[name] = tuple(f"model.layers.{index}.{source}.{leaf}" for source in parts)
+                sources[name] = tuple(f"{decoder}.layers.{index}.{source}.{leaf}" for source in parts)
         return sources
 
 

@@ -46,8 +46,8 @@ def load_model(
         whole, model = Decoder(config), Decoder(config, group)
     parameters = dict(whole.named_parameters())  # lists a tied head only once
     own = {model.whole_name(name): name for name, _ in model.named_parameters()}
-    sources = family.sources(list(parameters))
-    _check_names(checkpoint, sources, tied_head=config.tie_word_embeddings)
+    sources = _sources(checkpoint, family, list(parameters))
+    _check_names(checkpoint, sources, tied_head=config.tie_word_embeddings, ignored=family.ignored)
     dtype = dtype or checkpoint.dtype(sources["embed_tokens.weight"][0])
     total = sum(parameters[name].numel() for name in own) * dtype.itemsize
     state: dict[str, Tensor] = {}
@@ -80,13 +80,23 @@ def family_of(fields: Fields) -> Family:
     raise ModelLoadError(f"{fields.where}: architecture {wanted!r} is not supported; supported: {known}.")
 
 
-def _check_names(checkpoint: Checkpoint, sources: Mapping[str, tuple[str, ...]], *, tied_head: bool) -> None:
+def _sources(checkpoint: Checkpoint, family: Family, parameters: list[str]) -> dict[str, tuple[str, ...]]:
+    """Return the tensors of each parameter, under the first prefix of the family in the checkpoint."""
+    choices = [family.sources(parameters, prefix) for prefix in family.prefixes]
+    fit = (each for each in choices if not checkpoint.difference(set(each["embed_tokens.weight"]))[0])
+    return next(fit, choices[0])
+
+
+def _check_names(
+    checkpoint: Checkpoint, sources: Mapping[str, tuple[str, ...]], *, tied_head: bool, ignored: tuple[str, ...]
+) -> None:
     expected = {part for parts in sources.values() for part in parts}
     missing, unexpected = checkpoint.difference(expected)
     _refuse(checkpoint.where, "missing", missing)
     # Some exporters also write derived tensors: rotary frequencies, or the output layer of a tied head.
     derived = ("rotary_emb.inv_freq", "lm_head.weight") if tied_head else ("rotary_emb.inv_freq",)
-    _refuse(checkpoint.where, "unexpected", {name for name in unexpected if not name.endswith(derived)})
+    unexpected = {name for name in unexpected if not name.endswith(derived) and not name.startswith(ignored)}
+    _refuse(checkpoint.where, "unexpected", unexpected)
 
 
 def _rows(checkpoint: Checkpoint, parts: tuple[str, ...], wanted: tuple[int, ...]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from decoder_reference import FACTORS, LONG_ONLY, SHAPES, expected_logprobs, random_tokens, reference_model
+from safetensors.torch import load_file, save_file
 from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.loading.loader import load_model
+from updraft.protocol.errors import ModelLoadError
 
 torch.set_num_threads(1)
 BLOCK = 16
@@ -111,3 +114,42 @@ def test_grouping_never_lets_a_query_see_another_sequence(pair: tuple[Any, Decod
     expected = alone.run([Chunk(ours, 0, [0, 1], 20)])
     mixed = together.run([Chunk(others, 0, [2, 3], 0), Chunk(ours, 0, [0, 1], 20)])
     torch.testing.assert_close(mixed, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "head", "vision"),
+    [
+        ("language_model.model", "language_model.lm_head", "vision_tower."),
+        ("model.language_model", "lm_head", "model.multi_modal_projector."),
+    ],
+)
+def test_gemma_is_read_from_a_wrapper_with_a_vision_tower(tmp_path: Path, decoder: str, head: str, vision: str) -> None:
+    """Released files say little of the text tower: the rest are the defaults of its architecture."""
+    architecture, options = SHAPES["gemma3"]
+    reference = reference_model(architecture, **options, tie_word_embeddings=False)
+    reference.save_pretrained(tmp_path)
+    weights = {
+        f"{decoder}.{name.removeprefix('model.')}" if name.startswith("model.") else name.replace("lm_head", head): each
+        for name, each in load_file(tmp_path / "model.safetensors").items()
+    }
+    save_file({**weights, f"{vision}weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    text = json.loads((tmp_path / "config.json").read_text())
+    text.pop("architectures")
+    wrapper = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(wrapper))
+    tokens = random_tokens(40)
+    logprobs = Runner(load_model(tmp_path), 3, 16).run([Chunk(tokens, 0, [2, 0, 1], 40)]).log_softmax(-1)
+    torch.testing.assert_close(logprobs, expected_logprobs(reference, tokens), atol=1e-4, rtol=0)
+    text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    (tmp_path / "config.json").write_text(json.dumps({**wrapper, "text_config": text}))
+    with pytest.raises(ModelLoadError, match="has the wrong shape"):  # and so the defaults were read
+        load_model(tmp_path)
+
+
+def test_layers_without_rotation_are_listed(tmp_path: Path) -> None:
+    reference_model("SmolLM3").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for wrong in ([1, 0], [1, 1, 2], "all"):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "no_rope_layers": wrong}))
+        with pytest.raises(ModelLoadError, match="no_rope_layers must have 0 or 1 for each of 3 layers"):
+            load_model(tmp_path)

@@ -23,7 +23,15 @@ from updraft.protocol.errors import ModelLoadError
 
 torch.set_num_threads(1)
 
-OUTSIDE = {"mistral-window", "mistral-block-window", "qwen2-window", "llama-dynamic", "llama-biases"}
+OUTSIDE = {
+    "smollm3",
+    "olmo2",
+    "mistral-window",
+    "mistral-block-window",
+    "qwen2-window",
+    "llama-dynamic",
+    "llama-biases",
+}
 GEMMA = {"num_hidden_layers": 7, "num_key_value_heads": 1, "head_dim": 32, "query_pre_attn_scalar": 32}
 SHAPES = {
     # llama.cpp's format has no place for Mistral's and Qwen2's windows and dynamic scaling, and supposes of Gemma 3
