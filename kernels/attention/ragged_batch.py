@@ -69,6 +69,14 @@ class RaggedBatch:
         """Return the batch with each sequence, except the padding, beginning earlier by a number of positions."""
         return replace(self, position=self.position - np.append(by, 0))
 
+    def between(self, first: int, last: int) -> RaggedBatch:
+        """Return the rows from `first` to before `last`, as a batch without padding."""
+        begin = np.maximum(self.first_row[:-1], first)
+        rows = np.minimum(self.first_row[:-1] + self.rows[:-1], last) - begin
+        kept = np.flatnonzero(rows > 0)
+        position = (self.position[:-1] + begin - self.first_row[:-1])[kept]
+        return RaggedBatch.in_tables(position, rows[kept], self.table[:-1][kept], self.blocks, self.block_size)
+
     def packed(self) -> RaggedBatch:
         """Return the batch with the used parts of its block tables, one after the other."""
         lengths = -(-(self.position + self.rows) // self.block_size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from .launched_step import UnreadInputs
 from .sampler import SamplingRow, SamplingRows, sampling_of
 from .slots import SlotState
 
+_PART_ROWS, _PARTS_PER_STAGE = 256, 2
 _LOG = logging.getLogger(__name__)
 
 
@@ -161,13 +163,28 @@ class Runner:
             logits = self._graphs.run(sequences, token_ids, shift)
             if logits is not None:
                 return self._rows(logits, batch.logit_rows)
-        hidden = self._hidden(sequences, token_ids, shift)
+        hidden = self._hidden_in_parts(sequences, token_ids, shift)
         if not self.model.group.is_last:
             return hidden.new_empty((num_logits, 0))
         for at, state in batch.embedded:
             first, number = int(sequences.first_row[at]), int(sequences.rows[at])
             state.add_hidden(hidden[first : first + number], int(sequences.position[at]))
         return self.model.logits(self._rows(hidden[: len(token_ids)], batch.logit_rows))
+
+    def _hidden_in_parts(self, batch: RaggedBatch, token_ids: Tensor, shift: Tensor | None) -> Tensor:
+        """Return `_hidden`. Among stages, large batches are computed in parts, so that all stages are busy at once.
+
+        A stage begins a part while the next stage computes the part before (GPipe: Huang et al. 2019). Small batches
+        stay whole, because each part reads all weights.
+        """
+        rows, stages = len(token_ids), self.model.group.num_stages
+        num_parts = min(_PARTS_PER_STAGE * stages, rows // _PART_ROWS) if stages > 1 else 1
+        if num_parts < 2:
+            return self._hidden(batch, token_ids, shift)
+        assert shift is None, "stages do not run ahead"
+        edges = [rows * part // num_parts for part in range(num_parts + 1)]
+        parts = [(batch.between(first, last), token_ids[first:last]) for first, last in pairwise(edges)]
+        return torch.cat([self._hidden(part, ids, None)[: len(ids)] for part, ids in parts])
 
     def _hidden(self, batch: RaggedBatch, token_ids: Tensor, shift: Tensor | None) -> Tensor:
         """Return the hidden states (rows, hidden_size), including padding rows at the end.

@@ -14,6 +14,7 @@ from decoder_reference import SHAPES, expected_logprobs, random_tokens, referenc
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from updraft.cloud_engine.engine.worker import model_runner
 from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.cloud_engine.models.sharding import ModelGroup, Shard
@@ -91,6 +92,33 @@ def test_ranks_compute_the_logits_of_one_model(tmp_path: Path, shape: str, size:
     torch.testing.assert_close(results[0].log_softmax(-1), expected_logprobs(reference, tokens), atol=1e-4, rtol=0)
     for other in results[1:]:
         assert torch.equal(other, results[0]), "all ranks sample, so they need the same bits"
+
+
+@pytest.mark.parametrize(("size", "num_stages"), [(1, 2), (2, 2), (1, 3)])
+def test_stages_compute_large_batches_in_parts(
+    tmp_path: Path, size: int, num_stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = reference_model(num_key_value_heads=2)
+    reference.save_pretrained(tmp_path)
+    first, second = random_tokens(37), random_tokens(30)
+    chunks = [Chunk(first[:20], 0, [3, 1, 0], 20), Chunk(second, 0, [2, 4], 30), Chunk(first[20:], 20, [3, 1, 0], 17)]
+
+    @torch.inference_mode()
+    def logits(group: ModelGroup) -> Tensor:
+        runner = Runner(load_model(tmp_path, group=group), 5, 16)
+        return torch.cat([runner.run(chunks[:2]), runner.run(chunks[2:])])
+
+    def results() -> list[Tensor]:
+        with ThreadPoolExecutor(size * num_stages) as ranks:
+            return list(ranks.map(logits, ThreadGroup.in_stages(size, num_stages)))[-size:]
+
+    whole = results()
+    monkeypatch.setattr(model_runner, "_PART_ROWS", 8)
+    parts = results()
+    expected = expected_logprobs(reference, first), expected_logprobs(reference, second)
+    in_order = torch.cat((expected[0][:20], expected[1], expected[0][20:]))
+    for one in (*whole, *parts):
+        torch.testing.assert_close(one.log_softmax(-1), in_order, atol=1e-4, rtol=0)
 
 
 def test_a_step_exchanges_two_sums_per_layer_one_for_embeddings_and_the_logits(tmp_path: Path) -> None:
