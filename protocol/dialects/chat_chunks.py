@@ -18,13 +18,15 @@ from typing import Any, cast
 import jiter
 import msgspec
 
-from ..http.lenient_json import json_bytes, json_of, object_of, objects_of, raw_object
+from ..http.lenient_json import json_bytes, json_line, json_of, object_of, objects_of, raw_object
 
 #: Fields whose texts or lists are concatenated across chunks. For other fields the last non-empty value counts.
 _TEXTS = ("content", "refusal", "reasoning_content", "reasoning", "arguments", "input")
 _LISTS = ("thinking_blocks", "annotations", "citations")  # each chunk adds complete entries
 #: Anthropic's stop reasons of answers that continue when the caller sends them back. Chat choices have them, too.
 PAUSES = ("pause_turn", "compaction")
+#: Fields with the stop sequence that ended an answer: vLLM's, which also names other reasons, and Anthropic's.
+_STOPPED = ("stop_reason", "stop_sequence")
 #: All stop reasons of unfinished answers.
 UNFINISHED = (*PAUSES, "model_context_window_exceeded")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -82,7 +84,8 @@ class _Choice:
     message: _Message = field(default_factory=_Message)
     logprobs: list[Any] = field(default_factory=list[Any])
     finish_reason: str | None = None
-    stop_reason: Any = None
+    # Values of the fields in `_STOPPED`.
+    stopped: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class ChatChunks:
@@ -101,7 +104,7 @@ class ChatChunks:
             merged.message.add(object_of(choice.get("delta")))
             merged.logprobs += objects_of(object_of(choice.get("logprobs")).get("content"))
             merged.finish_reason = choice.get("finish_reason") or merged.finish_reason
-            merged.stop_reason = choice.get("stop_reason") or merged.stop_reason
+            merged.stopped |= {name: choice[name] for name in _STOPPED if choice.get(name)}
 
     def whole(self) -> dict[str, Any]:
         choices = [
@@ -110,7 +113,7 @@ class ChatChunks:
                 "message": choice.message.whole(),
                 "logprobs": {"content": choice.logprobs, "refusal": None} if choice.logprobs else None,
                 "finish_reason": choice.finish_reason,
-                **({} if choice.stop_reason is None else {"stop_reason": choice.stop_reason}),
+                **choice.stopped,
             }
             for index, choice in sorted(self._choices.items())
         ]
@@ -155,7 +158,7 @@ def count_of(counts: dict[str, Any], name: str) -> int:
 
 def framed(event: dict[str, Any]) -> bytes:
     """Encode a server-sent event with an `event:` line, as OpenAI's Responses and Anthropic's Messages use."""
-    return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
+    return f"event: {event['type']}\ndata: ".encode() + json_line(event) + b"\n"
 
 
 def first_choices(chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -48,7 +48,7 @@ class AnthropicEvents:
     """Converter from chat chunks to `message` and to encoded stream events.
 
     Call `begin`, `read` for each chunk, then `end`; each returns the events to send. Anthropic's streams have only one
-    open block: if pieces of two tool calls alternate, the second call is buffered until the first is complete.
+    open block: if pieces of a tool call alternate with others, the others are buffered until the call is complete.
     """
 
     def __init__(self, request: MessagesRequest, prompt_tokens: int = 0) -> None:
@@ -70,6 +70,7 @@ class AnthropicEvents:
         self._calls: dict[int, dict[str, Any]] = {}  # blocks by index of the call
         self._custom: set[int | None] = set()  # indices of the calls of custom tools
         self._waiting: dict[int, str] = {}  # buffered arguments of calls whose blocks have not started
+        self._held: list[dict[str, Any]] = []  # buffered text and other fields of deltas
         self._state: dict[str, Any] = {}  # fields for `_seal` to send
         self._refused = False
         self._finish_reason: str | None = None
@@ -89,12 +90,14 @@ class AnthropicEvents:
             self.message["usage"] = _usage(usage)
         for choice in first_choices(chunk):
             for delta in deltas_of(choice):
-                self._read_delta(delta)
+                self._read_delta(self._without_held(delta))
+            if self._held and not self._is_in_call():
+                self._release()
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             stopped_by: Any = choice.get("stop_reason")
             if choice.get("finish_reason") == "length" and stopped_by in UNFINISHED:
                 self._unfinished = stopped_by
-            if stopped_by in self._stop_sequences:
+            if stopped_by in self._stop_sequences or choice.get("stop_sequence"):  # a cloud may have its own sequences
                 self.message["stop_sequence"] = stopped_by
         return self._taken()
 
@@ -125,6 +128,7 @@ class AnthropicEvents:
         if self._finish_reason is None:
             raise UpstreamError("The answer ended without a finish reason.")
         self._begin_waiting(at_end=True)
+        self._release()
         self._close()
         self._seal()
         notes, cut = list[str](), self._finish_reason == "length" and self._unfinished not in PAUSES
@@ -144,6 +148,23 @@ class AnthropicEvents:
         self._emit("message_delta", delta=delta, usage=message["usage"], **extension)
         self._emit("message_stop")
         return self._taken()
+
+    def _without_held(self, delta: dict[str, Any]) -> dict[str, Any]:
+        """Buffer a delta's text and other fields while a call is incomplete. Return the delta without these fields."""
+        fields = {name: value for name, value in delta.items() if value and name not in ("role", "tool_calls")}
+        if not fields or not self._is_in_call():
+            return delta
+        self._held.append(fields)
+        return {"tool_calls": delta.get("tool_calls")}
+
+    def _is_in_call(self) -> bool:
+        """Return whether the open block is a call whose arguments are incomplete."""
+        return self._call not in (None, *self._custom) and not are_complete("".join(self._texts))
+
+    def _release(self) -> None:
+        held, self._held = self._held, []
+        for delta in held:
+            self._read_delta(delta)
 
     def _emit_text(self, kind: str, text: str) -> None:
         if not text:

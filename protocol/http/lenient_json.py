@@ -70,11 +70,15 @@ def json_bytes(value: Any) -> bytes:
 
 
 def json_line(value: Any) -> bytes:
-    """Encode as a line of JSON. Escapes Unicode's line ends, at which clients may split lines (`str.splitlines`)."""
-    line = json_bytes(value).translate(_LINE_ENDS)
+    return on_one_line(json_bytes(value)) + b"\n"
+
+
+def on_one_line(raw: bytes) -> bytes:
+    """Return JSON on one line. Escapes Unicode's line ends, at which clients may split lines (`str.splitlines`)."""
+    line = raw.translate(_LINE_ENDS)
     for end, instead in _OTHER_LINE_ENDS:
         line = line.replace(end, instead)
-    return line + b"\n"
+    return line
 
 
 def standard_json(raw: bytes) -> bytes:

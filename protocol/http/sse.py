@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
 from ..errors import UpstreamError
-from .lenient_json import json_bytes
+from .lenient_json import json_line
 from .wire import close_body
 
 DONE = b"data: [DONE]\n\n"
@@ -18,7 +18,7 @@ _BOM = b"\xef\xbb\xbf"
 
 def event(payload: object) -> bytes:
     """Encode a `data:` event with `payload` as JSON."""
-    return b"data: " + json_bytes(payload) + b"\n\n"
+    return b"data: " + json_line(payload) + b"\n"
 
 
 class EventTooLongError(ValueError):

@@ -26,6 +26,7 @@ _SCHEMA = (
     "CREATE INDEX answers_in_order ON answers (owner, kind, position)",
 )
 _ADD_PRIVATE = "ALTER TABLE answers ADD COLUMN private INTEGER NOT NULL DEFAULT 0"
+_INDEX_PRIVATE = "CREATE INDEX IF NOT EXISTS answers_private ON answers (owner) WHERE private"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class AnswerStore:
                     connection.execute(statement)
             elif "private" not in columns(connection, "answers"):
                 connection.execute(_ADD_PRIVATE)
+            connection.execute(_INDEX_PRIVATE)
             self._prune(connection)
 
     def put(self, answer: StoredAnswer) -> None:
@@ -201,6 +203,14 @@ class AnswerStore:
             if item_id not in items:
                 raise missing(item_id)
         return items, is_private
+
+    def has_private(self, owner: str, ids: Collection[str]) -> bool:
+        """Return whether a private answer or conversation has an item with one of these IDs."""
+        members = [json_bytes({"id": each}).decode()[1:-1] for each in ids]
+        query = "SELECT body, input FROM answers WHERE owner = ? AND private AND created >= ?"
+        with self._database.use() as connection:
+            rows = connection.execute(query, (owner, self._oldest())) if members else ()
+            return any(member in text for row in rows for text in row for member in members)
 
     def close(self) -> None:
         self._database.close()

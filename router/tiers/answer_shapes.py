@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from ...accounting.reported_usage import ReportedUsage
@@ -25,6 +25,8 @@ _FINISH_REASONS = {
 _PLAIN = "reasoning_content"
 #: Other names of the reasoning: Ollama's `thinking`, and `reasoning` of vLLM and OpenRouter, which callers also get.
 _FIELDS = ("thinking", "reasoning")
+#: Texts of messages.
+_GROWING = {"content", "refusal", _PLAIN, *_FIELDS}
 Event = tuple[bytes, dict[str, Any]]
 ContinuationVerdict = Literal["unknown", "continues", "repeats", "differs"]
 _ALIKE = 12  # characters at the start of the answer; a stream that repeats them is rarely a continuation
@@ -111,6 +113,17 @@ class CallIndices:
             self._arguments[made["index"]] += arguments
             yield made
 
+    def added_by(self, calls: list[dict[str, Any]], *, has_deltas: bool) -> Iterator[dict[str, Any]]:
+        """Yield pieces for `numbered` with the calls of a whole message that are new, and with new arguments."""
+        for place, call in enumerate(map(_with_text, calls)):
+            if place >= len(self._arguments):
+                yield {**call, "index": place}
+                continue
+            self._indices[place, ""] = place
+            arguments = object_of(call.get("function")).get("arguments") or ""
+            if added := _added(arguments, self._arguments[place], has_deltas=has_deltas):
+                yield {"index": place, "function": {"arguments": added}}
+
     def unused(self, identifier: Any) -> str:
         """Return the ID of a new call, or another ID if it is missing or belongs to an earlier call."""
         made = str(identifier or new_id("call"))
@@ -120,15 +133,41 @@ class CallIndices:
 
 
 class StreamedChoices:
-    """Choices of one stream, with the roles, call indices and finish reasons that clouds leave out. `forces_call`: the
-    request names the function to call."""
+    """Choices of one stream, with the roles, call indices and finish reasons that clouds leave out. `request`: body of
+    the chat request."""
 
-    def __init__(self, *, forces_call: bool = False) -> None:
-        self._forces_call = forces_call
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._request = request
         self._last: dict[str, Any] = {}
         self._begun: set[int] = set()  # indices of choices whose role was sent
         self._calls = defaultdict[int, CallIndices](CallIndices)
         self._unfinished: dict[int, bool] = {}  # by index of each choice without a finish reason: whether it is text
+        self._said = defaultdict[int, dict[str, list[str]]](dict)  # texts so far, by choice and field
+        self._has_deltas: set[int] = set()  # indices of choices with content in deltas
+
+    def unfold(self, event: dict[str, Any]) -> bool:
+        """Replace the whole messages in `event` with deltas that hold only what is new. Some clouds end a stream with
+        the whole message, or stream messages that grow. Return whether `event` changed."""
+        is_changed = False
+        for place, choice in enumerate(event["choices"]):
+            index, message = index_of(choice, place), table(choice.get("message"))
+            if _has_content(choice):
+                self._has_deltas.add(index)
+            elif message:
+                choice["delta"] = self._added_by(message, index)
+            if message is not None:
+                del choice["message"]
+                event["object"], is_changed = "chat.completion.chunk", True
+        return is_changed
+
+    def _added_by(self, message: dict[str, Any], index: int) -> dict[str, Any]:
+        said, has_deltas = self._said[index], index in self._has_deltas
+        added = {name: value for name, value in message.items() if name not in said}
+        for name in said.keys() & message.keys() & _GROWING:
+            added[name] = _added(text_of(message[name]), "".join(said[name]), has_deltas=has_deltas)
+        if calls := tables(message.get("tool_calls")):
+            added["tool_calls"] = list(self._calls[index].added_by(calls, has_deltas=has_deltas))
+        return {name: value for name, value in added.items() if value or not said}
 
     def normalize(self, event: dict[str, Any]) -> bool:
         """Normalize `event` in place. Only the first delta of a choice has a role. Return whether `event` changed."""
@@ -136,6 +175,7 @@ class StreamedChoices:
         for place, choice in enumerate(event["choices"]):
             self._last, index = event, index_of(choice, place)
             if (delta := table(choice.get("delta"))) is not None:
+                is_changed |= _move_function_call(delta, self._request)
                 if index in self._begun:
                     is_changed |= delta.pop("role", None) is not None
                 elif delta.get("role") != "assistant":
@@ -147,9 +187,12 @@ class StreamedChoices:
                     numbered = list(self._calls[index].numbered(calls))
                     is_changed |= numbered != calls
                     choice["delta"]["tool_calls"] = numbered
+                for name, value in delta.items():
+                    if value:
+                        self._said[index].setdefault(name, []).append(text_of(value))
             if reason := choice.get("finish_reason"):
                 self._unfinished.pop(index, None)
-                usual = _finish_reason(reason, has_calls=index in self._calls, forces_call=self._forces_call)
+                usual = _finish_reason(reason, self._request, has_calls=index in self._calls)
                 choice["finish_reason"], is_changed = usual, is_changed or usual != reason
             elif _has_content(choice):
                 self._unfinished[index] = "text" in choice
@@ -171,8 +214,27 @@ def _has_content(choice: dict[str, Any]) -> bool:
     return bool(choice.get("text")) or any(value for name, value in delta.items() if name != "role")
 
 
-def _finish_reason(reason: str, *, has_calls: bool, forces_call: bool) -> str:
+def _added(whole: str, earlier: str, *, has_deltas: bool) -> str:
+    """Return the text that a message adds to the text `earlier`. A message that does not begin with `earlier` repeats
+    it in other words if there were deltas; otherwise the message is the next piece."""
+    if whole.startswith(earlier):
+        return whole[len(earlier) :]
+    return "" if has_deltas else whole
+
+
+def _move_function_call(said: dict[str, Any], request: Mapping[str, Any]) -> bool:
+    """Move the legacy `function_call` of a message or delta to `tool_calls`, unless the request has the legacy field
+    `functions`. Return whether `said` changed."""
+    call = None if request.get("functions") else table(said.get("function_call"))
+    if call is None or said.get("tool_calls"):
+        return False
+    said["tool_calls"] = [{"type": "function", "function": said.pop("function_call")}]
+    return True
+
+
+def _finish_reason(reason: str, request: Mapping[str, Any], *, has_calls: bool) -> str:
     """Return OpenAI's name of a finish reason. As at OpenAI, a call that the request forces may end with `stop`."""
+    forces_call = not {"function", "custom"}.isdisjoint(object_of(request.get("tool_choice")))
     usual = _FINISH_REASONS.get(reason.lower(), reason)
     is_call = has_calls and (usual == "function_call" or (usual == "stop" and not forces_call))
     return "tool_calls" if is_call else usual
@@ -197,10 +259,11 @@ def _is_text(choice: dict[str, Any]) -> bool:
     return isinstance(choice.get("text"), str) and isinstance(choice.get("finish_reason"), str | None)
 
 
-def normalize(choice: dict[str, Any], *, forces_call: bool) -> None:
+def normalize(choice: dict[str, Any], request: Mapping[str, Any]) -> None:
     """Fill in the role, finish reason and call IDs of a whole choice, and write the arguments of tool calls as text.
-    `forces_call`: the request names the function to call."""
+    `request`: body of the chat request."""
     message, indices = object_of(choice.get("message")), CallIndices()
+    _move_function_call(message, request)
     calls = tables(message.get("tool_calls"))
     for call in calls or ():
         call.update(_with_text(call), id=indices.unused(call.get("id")))
@@ -209,7 +272,7 @@ def normalize(choice: dict[str, Any], *, forces_call: bool) -> None:
     if message.get("content") == []:
         message["content"] = None
     reason = choice.get("finish_reason") or ("tool_calls" if calls else "stop")
-    choice["finish_reason"] = _finish_reason(reason, has_calls=bool(calls), forces_call=forces_call)
+    choice["finish_reason"] = _finish_reason(reason, request, has_calls=bool(calls))
 
 
 def _is_choice(choice: dict[str, Any], silent: Collection[str]) -> bool:

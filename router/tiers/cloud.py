@@ -78,7 +78,7 @@ class HttpCloudTier:
             redact, is_text = self._endpoint.redactor(forwarded.api_key).json, path == "completions"
             answer = completion_in(await self._read_whole(response), self._url, self._provider, redact, is_text=is_text)
             for choice in answer["choices"]:
-                normalize(choice, forces_call=_forces_call(body))
+                normalize(choice, body)
                 self._endpoint.thoughts.read(object_of(choice.get("message")))
             return answer
 
@@ -116,7 +116,7 @@ class HttpCloudTier:
         repetition of all of `begun` is removed. Raises CloudFailure if the stream restarts the message differently."""
 
         async def read(response: httpx.Response) -> HttpCloudStream:
-            stream = HttpCloudStream(response, self._endpoint, forwarded.api_key, forces_call=_forces_call(body))
+            stream = HttpCloudStream(response, self._endpoint, forwarded.api_key, request=body)
             try:
                 await stream.wait_for_content()
                 if begun is not None:
@@ -302,10 +302,6 @@ class HttpCloudTier:
         log.warning("%s restarts answers instead of continuing them; no more streams are handed over to it", self._url)
         if verdict == "differs":
             raise invalid_answer(self._url, "the server restarted the answer instead of continuing it")
-
-
-def _forces_call(body: dict[str, Any]) -> bool:
-    return not {"function", "custom"}.isdisjoint(object_of(body.get("tool_choice")))
 
 
 def _digest(call: ProviderCall) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookiejar import DefaultCookiePolicy
+from types import MappingProxyType
 from typing import Any
 from urllib.request import getproxies
 
@@ -22,7 +23,7 @@ from ...accounting.reported_usage import ReportedUsage
 from ...protocol.errors import ConfigurationError
 from ...protocol.http import sse
 from ...protocol.http.forwarding import may_open
-from ...protocol.http.lenient_json import json_bytes, json_of, object_of, table, tables
+from ...protocol.http.lenient_json import json_bytes, json_of, object_of, on_one_line, table, tables
 from ...protocol.safety.redaction import Redactor, is_sendable, shown_url
 from .answer_shapes import Continuation, ContinuationVerdict, StreamedChoices, ThoughtForm, has_content, is_piece
 from .failures import cut, invalid_answer, timed_out
@@ -178,10 +179,10 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
         endpoint: CloudEndpoint,
         callers_key: str | None = None,
         *,
-        forces_call: bool = False,
+        request: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Read `response`. `callers_key`: the key sent with the request, if it is not the key in the settings.
-        `forces_call`: the request names the function to call."""
+        `request`: body of the chat request."""
         self._callers_key = callers_key
         self._response = response
         self._endpoint = endpoint
@@ -189,7 +190,7 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
         self._translator = endpoint.provider.events()
         self._chunks: AsyncIterator[bytes] = response.aiter_bytes()
         self._parser = sse.EventParser()
-        self._choices = StreamedChoices(forces_call=forces_call)
+        self._choices = StreamedChoices(request)
         self._usage = ReportedUsage(has_completion=False)  # of all events so far
         self._payloads: deque[bytes] = deque()  # received but not yet decoded events
         self._ready: deque[tuple[bytes, dict[str, Any]]] = deque()
@@ -282,10 +283,11 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
         choices = tables(event["choices"])
         if choices is None:
             raise invalid_answer(self._url, "the stream has an event with invalid choices")
+        is_changed = self._choices.unfold(event)
         if not all(is_piece(choice) for choice in choices):
             raise invalid_answer(self._url, "the stream has a choice that is not part of a message")
         self._finished = self._finished or any(choice.get("finish_reason") for choice in choices)
-        is_changed = self._choices.normalize(event)
+        is_changed |= self._choices.normalize(event)
         for choice in choices:
             is_changed |= self._endpoint.thoughts.read(object_of(choice.get("delta")))
         if b"sage" in payload and (usage := ReportedUsage.of(event)) is not None:
@@ -294,4 +296,4 @@ class HttpCloudStream(AsyncIterator[tuple[bytes, dict[str, Any]]]):
             if self._usage.prompt_tokens and (shown := self._usage.standard(given)) != given:
                 event["usage"], is_changed = shown, True
         payload = json_bytes(event) if is_changed else payload
-        return payload.replace(b"\n", b" "), event  # put the JSON on one line, as SSE requires
+        return on_one_line(payload), event

@@ -78,6 +78,7 @@ def _fault(raw: bytes, endpoint: str, known: set[str]) -> BatchError | None:
     if len(raw) > MAX_LINE:
         return BatchError("line_too_long", f"A line must have at most {MAX_LINE} bytes.")
     try:
+        raw.decode()  # msgspec does not check the texts in a raw body
         line = read_line(raw)
     except UNREADABLE as error:
         return BatchError("invalid_json_line", f"The line is not a valid request: {error}"[:500])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -94,35 +94,48 @@ def _given_name(name: Any) -> str:
     return _ESCAPED.sub(lambda match: bytes.fromhex(match[1]).decode("utf-8", "replace"), str(name))
 
 
+@dataclass(slots=True)
+class _Block:
+    """One content block of an answer."""
+
+    # Block as its first event has it.
+    begun: dict[str, Any] = field(default_factory=dict[str, Any])
+    # Place of its text in the text of the whole answer, in characters.
+    begin_at: int = 0
+    # Texts of the first event and the deltas, by field.
+    texts: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict[str, list[str]](list))
+    citations: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    # Index of its tool call.
+    call: int = 0
+
+
 class MessageEvents:
-    """Translator of a message or of the events of its stream. Only one content block is open at a time."""
+    """Translator of a message or of the events of its stream. Some servers alternate between blocks."""
 
     def __init__(self) -> None:
         self._chunks = ChunkMaker()
         self._counts: dict[str, Any] = {}
-        self._block: dict[str, Any] = {}  # first event of the latest block
-        self._texts = defaultdict[str, list[str]](list)  # texts of the latest block's deltas, by field
-        self._citations: list[dict[str, Any]] = []  # citations of the latest block
-        self._begin_at = self._end_at = 0  # place of the latest text block in the answer's text, in characters
+        self._blocks = defaultdict[int, _Block](_Block)  # by index
+        self._end_at = 0  # length of the answer's text, in characters
         self._is_text_open = False  # whether the text of the next chunk would continue an uncited text block
-        self._call = 0  # index of the latest tool call
         self._lost: dict[str, None] = {}  # types of blocks without an equivalent, in order
 
     def read(self, event: dict[str, Any]) -> list[dict[str, Any]]:
-        kind = event.get("type")
+        kind, index = event.get("type"), whole(event.get("index"))
+        current = index if index in self._blocks else next(reversed(self._blocks), index)  # some servers count wrongly
         if kind == "message":
             made = self._start(event)
             for block in tables(event.get("content")) or []:
-                made += [*self._begin(block), *self._end()]
+                made += [*self._begin(block, 0), *self._end(self._blocks[0])]
             return [*made, *self._finish(event, event.get("usage"))]
         if kind == "message_start":
             return self._start(object_of(event.get("message")))
         if kind == "content_block_start":
-            return self._begin(object_of(event.get("content_block")))
+            return self._begin(object_of(event.get("content_block")), index)
         if kind == "content_block_delta":
-            return self._delta(object_of(event.get("delta")))
+            return self._delta(object_of(event.get("delta")), self._blocks[current])
         if kind == "content_block_stop":
-            return self._end()
+            return self._end(self._blocks.pop(current, _Block()))
         if kind == "message_delta":
             return self._finish(object_of(event.get("delta")), event.get("usage"))
         return []  # a ping, `message_stop`, or an unknown event
@@ -132,10 +145,11 @@ class MessageEvents:
         self._counts = {**object_of(begun.get("usage")), "output_tokens": None}  # counted at the end
         return [self._chunks.delta({"role": "assistant", "content": ""}), self._chunks.usage(_usage(self._counts))]
 
-    def _begin(self, block: dict[str, Any]) -> list[dict[str, Any]]:
+    def _begin(self, block: dict[str, Any], index: int) -> list[dict[str, Any]]:
         kind, continues_text = str(block.get("type")), self._is_text_open
-        self._block, self._citations, self._begin_at = block, [*(tables(block.get("citations")) or ())], self._end_at
-        self._texts.clear()
+        opened = self._blocks[index] = _Block(block, self._end_at, citations=[*(tables(block.get("citations")) or ())])
+        text = str(block.get(kind) or "")
+        opened.texts[kind].append(text)
         if kind in ("text", "tool_use", *_SIGNED):
             self._is_text_open = kind == "text"
         else:
@@ -143,19 +157,21 @@ class MessageEvents:
         if kind == "tool_use":
             call = tool_call(str(block.get("id") or ""), _given_name(block.get("name")), "")
             calls = self._chunks.entries("tool_calls", [call])
-            self._call = calls[0]["index"]
+            opened.call = calls[0]["index"]
             return [self._chunks.delta({"tool_calls": calls})]
         ended = [self._chunks.delta({"citations": []})] if kind == "text" and continues_text else []
-        return [*ended, *self._shown(kind, str(block.get(kind) or ""))]
+        return [*ended, *self._shown(kind, text)]
 
-    def _delta(self, delta: dict[str, Any]) -> list[dict[str, Any]]:
-        self._citations += [citation] if (citation := table(delta.get("citation"))) else []
+    def _delta(self, delta: dict[str, Any], block: _Block) -> list[dict[str, Any]]:
+        block.citations += [citation] if (citation := table(delta.get("citation"))) else []
         name = str(delta.get("type")).removesuffix("_delta").replace("input_json", "partial_json")
         name = "content" if name == "compaction" else name
         text = str(delta.get(name) or "")
-        self._texts[name].append(text)
-        is_call = self._block.get("type") == "tool_use"
-        return [self._arguments(text)] if is_call and name == "partial_json" and text else self._shown(name, text)
+        block.texts[name].append(text)
+        is_call = block.begun.get("type") == "tool_use"
+        return (
+            [self._arguments(block, text)] if is_call and name == "partial_json" and text else self._shown(name, text)
+        )
 
     def _shown(self, kind: str, text: str) -> list[dict[str, Any]]:
         """Return the chunk of a text or thought; none for an empty text and other kinds."""
@@ -164,29 +180,29 @@ class MessageEvents:
         self._end_at += len(text) if kind == "text" else 0
         return [self._chunks.delta({_SHOWN[kind]: text})]
 
-    def _end(self) -> list[dict[str, Any]]:
-        block = self._block | {name: "".join(texts) for name, texts in self._texts.items()}
+    def _end(self, ended: _Block) -> list[dict[str, Any]]:
+        block = ended.begun | {name: "".join(texts) for name, texts in ended.texts.items()}
         if signed := signed_thoughts([block]):
             return [self._chunks.delta({"thinking_blocks": self._chunks.entries("thinking_blocks", signed)})]
-        if self._citations:
+        if ended.citations:
             self._is_text_open = False
-            return [self._chunks.delta(self._cited())]
+            return [self._chunks.delta(self._cited(ended))]
         lacks_arguments = block.get("type") == "tool_use" and not block.get("partial_json")
-        return [self._arguments(arguments_of(block.get("input")))] if lacks_arguments else []
+        return [self._arguments(ended, arguments_of(block.get("input")))] if lacks_arguments else []
 
-    def _cited(self) -> dict[str, Any]:
+    def _cited(self, block: _Block) -> dict[str, Any]:
         """Return the citations of a text block in Anthropic's form, and in OpenAI's form if they have a URL."""
-        place = {"start_index": self._begin_at, "end_index": self._end_at}
+        place = {"start_index": block.begin_at, "end_index": self._end_at}
         cited = [
             {"type": "url_citation", "url_citation": {"url": url, "title": str(each.get("title") or ""), **place}}
-            for each in self._citations
+            for each in block.citations
             if (url := str(each.get("url") or each.get("source"))).startswith(("http://", "https://"))
         ]
         annotations = {"annotations": self._chunks.entries("annotations", cited)} if cited else {}
-        return {"citations": self._chunks.entries("citations", self._citations), **annotations}
+        return {"citations": self._chunks.entries("citations", block.citations), **annotations}
 
-    def _arguments(self, text: str) -> dict[str, Any]:
-        return self._chunks.delta({"tool_calls": [{"index": self._call, "function": {"arguments": text}}]})
+    def _arguments(self, block: _Block, text: str) -> dict[str, Any]:
+        return self._chunks.delta({"tool_calls": [{"index": block.call, "function": {"arguments": text}}]})
 
     def _finish(self, ended: dict[str, Any], counts: Any) -> list[dict[str, Any]]:
         self._counts |= object_of(counts)
@@ -202,6 +218,8 @@ class MessageEvents:
         stopped_by = reason if reason in UNFINISHED else ended.get("stop_sequence")
         if stopped_by is not None:  # vLLM's field for the stop sequence that ended the answer
             last["choices"][0]["stop_reason"] = stopped_by
+        if reason == "stop_sequence":
+            last["choices"][0]["stop_sequence"] = stopped_by
         return [last, usage]
 
 

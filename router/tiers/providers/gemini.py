@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from ....accounting.reported_usage import counted
 from ....protocol.dialects.chat_chunks import reasoning_of
 from ....protocol.http.lenient_json import object_in, object_of, table, tables
 from ....protocol.http.wire import new_id
@@ -341,4 +342,6 @@ def _usage(counts: dict[str, Any], *, is_final: bool) -> dict[str, Any]:
     written = written or max(0, whole(counts.get("totalTokenCount")) - read)
     cached = whole(counts.get("cachedContentTokenCount"))
     usage = usage_of(read, written, cached, completion_tokens_details={"reasoning_tokens": thought})
-    return {name: usage[name] for name in (usage if is_final or written else PROMPT_USAGE)}
+    given = [counts[name] for name in ("candidatesTokenCount", "thoughtsTokenCount") if counts.get(name) is not None]
+    is_counted = written or (is_final and None not in map(counted, given))  # invalid counts are estimated
+    return {name: usage[name] for name in (usage if is_counted else PROMPT_USAGE)}

@@ -102,6 +102,27 @@ def test_a_reference_to_a_private_item_stays(daemon: Daemon, reason: str) -> Non
 
 
 @pytest.mark.parametrize("reason", PRIVATE)
+def test_a_private_item_that_the_caller_sends_again_stays(daemon: Daemon, reason: str) -> None:
+    public = daemon.respond(input="Hello.")
+    response = daemon.turn(reason)
+    sent = len(daemon.cloud.requests)
+    given = httpx.get(f"{daemon.url}/v1/responses/{response['id']}/input_items").json()["data"]
+    for item in (*given, *response["output"]):
+        again = [item, {"role": "user", "content": "Go on."}]
+        assert daemon.respond(input=again)["updraft"]["tier"] == "local"
+        daemon.post("/v1/responses", status=400, model="cloud", input=again)
+        made, empty = (
+            httpx.post(f"{daemon.url}/v1/conversations", json={"items": items}).json()["id"] for items in ([item], [])
+        )
+        httpx.post(f"{daemon.url}/v1/conversations/{empty}/items", json={"items": [item]})
+        for conversation in (made, empty):
+            assert daemon.respond(input="Go on.", conversation=conversation)["updraft"]["tier"] == "local"
+    assert len(daemon.cloud.requests) == sent
+    again = [*public["output"], {"role": "user", "content": "Go on."}]
+    assert daemon.respond(input=again)["updraft"]["tier"] == "cloud"
+
+
+@pytest.mark.parametrize("reason", PRIVATE)
 def test_a_compaction_and_its_use_stay(daemon: Daemon, reason: str) -> None:
     response, body = daemon.turn(reason), PRIVATE[reason][0]
     of_stored = daemon.post("/v1/responses/compact", previous_response_id=response["id"])
@@ -179,6 +200,7 @@ def test_other_turns_still_use_the_cloud_also_from_an_older_store(daemon: Daemon
     first = daemon.respond(input="Hello.")
     assert daemon.respond(input="Go on.", previous_response_id=first["id"])["updraft"]["tier"] == "cloud"
     with sqlite3.connect(tmp_path / "answers.sqlite3") as database:
+        database.execute("DROP INDEX answers_private")
         database.execute("ALTER TABLE answers DROP COLUMN private")
     store = AnswerStore(tmp_path / "answers.sqlite3", days=30, most=100)
     try:

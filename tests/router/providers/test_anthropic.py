@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
 import httpx
 import pytest
 import updraft
@@ -473,7 +474,10 @@ def test_a_blank_message_of_the_user(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_stop_sequence_reaches_the_caller(daemon: str, provider: ScriptedProvider, stream: bool) -> None:
+@pytest.mark.parametrize("requested", [["END"], ["other"], None])
+def test_the_stop_sequence_reaches_the_caller(
+    daemon: str, provider: ScriptedProvider, stream: bool, requested: list[str] | None
+) -> None:
     ended = {"stop_reason": "stop_sequence", "stop_sequence": "END"}
     start, *middle = STREAM[:1] + STREAM[5:9]
     last = [{"type": "message_delta", "delta": ended, "usage": {"output_tokens": 3}}, {"type": "message_stop"}]
@@ -481,11 +485,62 @@ def test_the_stop_sequence_reaches_the_caller(daemon: str, provider: ScriptedPro
     asked = {
         "model": "cloud",
         "max_tokens": 9,
-        "stop_sequences": ["END"],
+        "stop_sequences": requested,
         "messages": [{"role": "user", "content": "x"}],
     }
     reply = httpx.post(f"{daemon}/v1/messages", json={**asked, "stream": stream}, timeout=60)
     assert '"stop_reason":"stop_sequence","stop_sequence":"END"' in reply.text.replace(" ", "")
+
+
+def begun(index: int, **block: Any) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": index, "content_block": block}
+
+
+def piece(index: int, kind: str, **text: str) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, **text}}
+
+
+def ended(*indices: int) -> list[dict[str, Any]]:
+    return [{"type": "content_block_stop", "index": index} for index in indices]
+
+
+def streamed_message(daemon: str, provider: ScriptedProvider, *middle: dict[str, Any]) -> Any:
+    provider.says(events(STREAM[0], *middle, *STREAM[-2:]))
+    asked: dict[str, Any] = {"model": "cloud", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+    with anthropic.Anthropic(base_url=daemon, api_key="k").messages.stream(**asked) as stream:
+        return stream.get_final_message()
+
+
+def test_the_text_at_the_start_of_a_signed_thought_is_kept(daemon: str, provider: ScriptedProvider) -> None:
+    thought = begun(0, type="thinking", thinking="It ", signature="")
+    rest = [piece(0, "thinking_delta", thinking="rains."), piece(0, "signature_delta", signature="s")]
+    message = streamed_message(daemon, provider, thought, *rest, *ended(0), *STREAM[5:10])
+    assert [block.type for block in message.content] == ["thinking", "text"]
+    assert (message.content[0].thinking, message.content[0].signature) == ("It rains.", "s")
+    provider.says(events(STREAM[0], thought, *rest, *ended(0), *STREAM[5:10], *STREAM[-2:]))
+    asked = {"model": "cloud", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    reply = httpx.post(f"{daemon}/v1/chat/completions", json=asked, timeout=60)
+    assert '"thinking":"It rains.","signature":"s"' in reply.text
+
+
+def test_blocks_that_alternate(daemon: str, provider: ScriptedProvider) -> None:
+    message = streamed_message(
+        daemon,
+        provider,
+        begun(0, type="text", text=""),
+        begun(1, type="tool_use", id="t1", name="f", input={}),
+        begun(2, type="tool_use", id="t2", name="g", input={}),
+        piece(1, "input_json_delta", partial_json='{"a"'),
+        piece(0, "text_delta", text="One "),
+        piece(2, "input_json_delta", partial_json='{"b":'),
+        piece(1, "input_json_delta", partial_json=":1}"),
+        piece(2, "input_json_delta", partial_json="2}"),
+        *ended(1, 2),
+        piece(0, "text_delta", text="two."),
+        *ended(0),
+    )
+    shown = [getattr(block, "input", None) or block.text for block in message.content]
+    assert shown == [{"a": 1}, {"b": 2}, "One two."]
 
 
 def test_the_count_at_the_start_of_a_stream_is_not_the_answers(provider: ScriptedProvider) -> None:

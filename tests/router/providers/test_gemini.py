@@ -122,6 +122,17 @@ def test_an_answer_becomes_a_completion(provider: ScriptedProvider, ask: Ask) ->
     assert (done["usage"]["prompt_tokens"], done["usage"]["completion_tokens"]) == (12, 7), "thoughts are billed"
 
 
+@pytest.mark.parametrize(
+    "counts", [{"candidatesTokenCount": -4}, {"candidatesTokenCount": 0, "thoughtsTokenCount": -3}]
+)
+def test_impossible_counts_are_no_usage(provider: ScriptedProvider, ask: Ask, counts: dict[str, int]) -> None:
+    usage = {"promptTokenCount": 12, **counts}
+    provider.says({**answer({"text": "Hi."}), "usageMetadata": usage})
+    provider.says(events({**answer({"text": "Hi."}), "usageMetadata": usage}))
+    assert "completion_tokens" not in ask(NATIVE)["usage"]
+    assert "completion_tokens" not in ask(NATIVE, stream=True)[-1]["usage"]
+
+
 def test_an_answer_without_a_model_names_none(provider: ScriptedProvider, ask: Ask) -> None:
     provider.says({name: value for name, value in answer({"text": "Hi."}).items() if name != "modelVersion"})
     assert ask(NATIVE).get("model") in ("", NATIVE["cloud_model"])

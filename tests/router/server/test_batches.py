@@ -192,6 +192,17 @@ def test_input_errors_are_reported_by_line_before_any_request(client: openai.Ope
         assert refused.value.param == next(iter(wrong))
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_file_in_another_encoding_fails_with_the_line(client: openai.OpenAI, cloud: FakeCloud, encoding: str) -> None:
+    line = json.dumps(request("a", user="\u00e9"), ensure_ascii=False)
+    file = client.files.create(file=("requests.jsonl", line.encode(encoding)), purpose="batch")
+    over = end_of(client, create(client, input_file_id=file.id))
+    assert over.status == "failed" and over.errors is not None and over.errors.data is not None
+    assert [(each.line, each.code) for each in over.errors.data] == [(1, "invalid_json_line")]
+    assert "not a valid request" in (over.errors.data[0].message or "")
+    assert not cloud.requests
+
+
 def test_a_batch_waits_for_callers_and_can_be_cancelled(
     client: openai.OpenAI, cloud: FakeCloud, local: ScriptedLocal
 ) -> None:

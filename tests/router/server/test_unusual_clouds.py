@@ -137,6 +137,29 @@ def test_line_ends_in_strings_of_arguments(
 
 
 @EVERYWHERE
+@pytest.mark.parametrize("begun", [(), ({"content": "Well. "}, {"content": "So."})], ids=["alone", "after deltas"])
+@pytest.mark.parametrize("calls", [None, [call('{"path": "one"}')]], ids=["text", "calls"])
+def test_a_stream_that_ends_with_the_whole_message(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, begun: tuple[dict[str, Any], ...], calls: Any
+) -> None:
+    message = {"role": "assistant", "content": "Well. So.", "tool_calls": calls}
+    deltas = [*begun, *([{"tool_calls": calls}] if begun and calls else [])]
+    end = whole(message, "tool_calls" if calls else "stop").decode()
+    cloud.says(events(*deltas, finish=None, done=False) + f"data: {end}\n\ndata: [DONE]\n\n")
+    assert ask(http, path, stream=True)[:2] == ("Well. So.", [{"path": "one"}] if calls else [])
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_line_ends_of_unicode_split_no_event(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, ascii_only: bool
+) -> None:
+    text = "a\u2028b\u2029c\x85d"
+    cloud.says(events({"content": text}) if ascii_only else events({"content": "\0"}).replace("\\u0000", text))
+    assert ask(http, path, stream=True)[0] == text  # `ask` splits lines like httpx.iter_lines()
+
+
+@EVERYWHERE
 @BOTH
 def test_calls_that_all_have_the_index_0(http: httpx.Client, cloud: ScriptedProvider, path: str, stream: bool) -> None:
     paths = [{"path": "one"}, {"path": "two"}]
@@ -196,7 +219,24 @@ def test_finish_reasons_without_tool_calls(
 ) -> None:
     message = {"role": "assistant", "content": None, "function_call": {"name": "read", "arguments": "{}"}}
     cloud.says(events(message, finish=finish) if stream else whole(message, finish))
-    assert ask(http, "/v1/chat/completions", stream=stream)[2] == usual
+    legacy = {"tools": None, "functions": [FUNCTION["function"]]}
+    assert ask(http, "/v1/chat/completions", stream=stream, **legacy)[2] == usual
+
+
+@EVERYWHERE
+@BOTH
+@pytest.mark.parametrize("arguments", ['{"path": "one"}', {"path": "one"}], ids=["text", "object"])
+def test_a_legacy_function_call_is_a_tool_call(
+    http: httpx.Client, cloud: ScriptedProvider, path: str, stream: bool, arguments: Any
+) -> None:
+    called = {"function_call": {"name": "read", "arguments": arguments}}
+    pieces = [{"name": "read", "arguments": '{"pa'}, {"arguments": 'th": "one"}'}]
+    deltas = [{"function_call": piece} for piece in pieces] if isinstance(arguments, str) else [called]
+    said = {"role": "assistant", "content": None, **called}
+    cloud.says(events(*deltas, finish="function_call") if stream else whole(said, "function_call"))
+    _, calls, reason = ask(http, path, stream=stream)
+    expected = {"/v1/responses": "completed", "/v1/messages": "tool_use", "/api/chat": "stop"}
+    assert (calls, reason) == ([{"path": "one"}], expected.get(path, "tool_calls"))
 
 
 @EVERYWHERE

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from updraft.protocol.dialects.chat_chunks import ChatChunks
 from updraft.router.tiers.answer_shapes import completion_in
 from updraft.router.tiers.cloud import HttpCloudTier
 from updraft.router.tiers.connection import CloudEndpoint, HttpCloudStream
@@ -42,7 +43,50 @@ def streamed(*events: Any, content_type: str = "text/event-stream") -> list[dict
 
 
 def text_of(events: list[dict[str, Any]]) -> str:
-    return "".join(choice["delta"].get("content", "") for event in events for choice in event["choices"])
+    return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+
+
+def whole(message: dict[str, Any], finish: str | None = "stop") -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
+    return {"id": "c", "object": "chat.completion", "choices": [choice]}
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [*TEXT, whole({"content": "Hello"})],
+        [whole({"content": "Hello"})],
+        [*TEXT[:1], whole({"content": "Hello"})],
+        [whole({"content": "Hel"}, None), whole({"content": "Hello"})],
+        [whole({"content": "Hel"}, None), whole({"content": "lo"})],
+        [*TEXT, whole({"content": "Hi there"})],
+        [*TEXT[:2], whole({"content": None}, "stop")],
+    ],
+    ids=["after deltas", "alone", "longer than the deltas", "growing", "in pieces", "in other words", "empty"],
+)
+def test_a_streamed_message_adds_only_what_is_new(events: list[dict[str, Any]]) -> None:
+    read = streamed(*events)
+    assert text_of(read) == "Hello"
+    assert all("message" not in choice for event in read for choice in event["choices"])
+    assert [choice["finish_reason"] for event in read for choice in event["choices"]][-1] == "stop"
+    assert {event.get("object") for event in read} <= {None, "chat.completion.chunk"}
+
+
+def call(arguments: str, identifier: str = "c1") -> dict[str, Any]:
+    return {"id": identifier, "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+@pytest.mark.parametrize("begun", [[], [call('{"a":1}')], [call('{"a"')]], ids=["none", "whole", "begun"])
+def test_the_calls_of_a_streamed_message_are_not_repeated(begun: list[dict[str, Any]]) -> None:
+    calls = [call('{"a":1}'), call('{"b":2}', "c2")]
+    message = whole({"content": "", "tool_calls": calls}, "tool_calls")
+    chunks = ChatChunks()
+    for event in streamed(
+        *([chunk({"tool_calls": [{"index": 0, **each} for each in begun]})] if begun else []), message
+    ):
+        chunks.read(event)
+    (choice,) = chunks.whole()["choices"]
+    assert (choice["message"]["tool_calls"], choice["finish_reason"]) == (calls, "tool_calls")
 
 
 @pytest.mark.parametrize(

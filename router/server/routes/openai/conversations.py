@@ -39,12 +39,21 @@ async def extend(context: RequestContext, conversation_id: str, items: Sequence[
     await _change(context, conversation_id, extended)
 
 
+async def mark_private(context: RequestContext, given: Sequence[Item]) -> None:
+    """Mark the request as private if one of the items that the caller sends is of a stored private answer."""
+    ids, mark = {str(item["id"]) for item in given if item.get("id")}, context.request.mark
+    if ids and context.answers.enabled and not mark.is_private:
+        mark.is_private = await context.answers.use(lambda store: store.has_private(context.owner, ids))
+
+
 async def create(context: RequestContext) -> WireResponse:
     asked = _read(context)
+    await mark_private(context, asked.items)
     conversation_id, now = f"conv_{secrets.token_hex(24)}", int(time.time())
     body = {"id": conversation_id, "object": _KIND, "created_at": now, "metadata": asked.metadata}
     items = items_of(asked.items)
-    made = StoredAnswer(context.owner, _KIND, conversation_id, now, "", asked.metadata, body, items)
+    about, is_private = (conversation_id, now, "", asked.metadata), context.request.mark.is_private
+    made = StoredAnswer(context.owner, _KIND, *about, body, items, private=is_private)
     await context.answers.use(lambda store: store.put(made))
     return WireResponse.json(body)
 
@@ -66,7 +75,9 @@ async def delete(context: RequestContext) -> WireResponse:
 
 
 async def add_items(context: RequestContext) -> WireResponse:
-    items = items_of(_read(context).items)
+    given = _read(context).items
+    await mark_private(context, given)
+    items = items_of(given)
     await extend(context, context.parameters[_KIND], items)
     return list_of(items, has_more=False)
 

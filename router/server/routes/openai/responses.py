@@ -37,7 +37,7 @@ from ....storage.answer_store import StoredAnswer
 from ...answers import BackgroundResponse, is_ended, not_stored
 from ..route import PAGE_PARAMETERS, RequestContext, Route, page_in, page_of, query_of, switch_of, translated
 from . import tokens
-from .conversations import extend
+from .conversations import extend, mark_private
 
 log = logging.getLogger("updraft.router")
 
@@ -181,6 +181,7 @@ async def _conversation(context: RequestContext, asked: ResponsesRequest) -> tup
         mark.is_private |= is_marked
     items = with_own_ids([*earlier, *(known.get(item["id"], item) for item in added)])
     mark.is_private |= is_private(items)
+    await mark_private(context, asked.input if isinstance(asked.input, list) else ())
     if earlier:
         calls = {item.get("call_id") for item in since_compaction(items) if item["type"] == "function_call"}
         for index, item in enumerate(added):
