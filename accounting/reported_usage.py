@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any, cast
 
 from ..protocol.decoding import integral
-from ..protocol.http.lenient_json import object_of
+from ..protocol.http.lenient_json import object_of, tables
 from ..protocol.responses import MAX_TOKENS
 
 _DIGITS = re.compile(r"[0-9]{1,10}")  # as many as `MAX_TOKENS` has
@@ -19,6 +19,7 @@ _WRITTEN = ("completion_tokens", "output_tokens", "candidatesTokenCount")
 _CACHED = ("cached_tokens", "prompt_cache_hit_tokens", "cache_read_input_tokens", "cachedContentTokenCount")
 _STORED = ("cache_write_tokens", "cache_creation_tokens", "cache_creation_input_tokens")
 _STORED_1H = ("cache_write_1h_tokens", "ephemeral_1h_input_tokens")  # the part of _STORED that is kept for an hour
+_OF_ITERATIONS = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 #: Fields not searched for usage: their values are long, or written by the model.
 _SKIPPED = frozenset(
     ("content", "tool_calls", "function_call", "arguments", "input", "output", "parsed", "logprobs", "embedding")
@@ -105,6 +106,7 @@ def _usages(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _read(usage: dict[str, Any], prompt_estimate: int) -> ReportedUsage | None:
+    usage = _with_iterations(usage)
     read, written = _first(usage, _READ), _first(usage, _WRITTEN)
     total = _first(usage, ("total_tokens", "totalTokenCount")) or 0
     if read is None or written is None:
@@ -124,6 +126,19 @@ def _read(usage: dict[str, Any], prompt_estimate: int) -> ReportedUsage | None:
     stored_1h = min(_first(inputs, _STORED_1H) or _first(lasting, _STORED_1H) or 0, stored)
     has_completion = written > 0 or any(usage.get(name) is not None for name in _WRITTEN)
     return ReportedUsage(read, written, accepted, rejected, cached, has_completion, stored, stored_1h)
+
+
+def _with_iterations(usage: dict[str, Any]) -> dict[str, Any]:
+    """Return Anthropic's usage with the counts of all `iterations`, which are billed. The outer counts leave out the
+    iterations that compact the context."""
+    if not (steps := tables(usage.get("iterations"))):
+        return usage
+    sums = {name: sum(counted(step.get(name)) or 0 for step in steps) for name in _OF_ITERATIONS}
+    larger = {name: count for name, count in sums.items() if count > (counted(usage.get(name)) or 0)}
+    caches = [object_of(step.get("cache_creation")) for step in steps]
+    stored_1h = sum(counted(cache.get("ephemeral_1h_input_tokens")) or 0 for cache in caches)
+    lasting = {"cache_creation": {"ephemeral_1h_input_tokens": stored_1h}} if stored_1h else {}
+    return {**usage, **larger, **lasting}
 
 
 def _details(usage: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -94,15 +94,16 @@ def prompt_tokens(body: bytes, *, bytes_per_token: int = BYTES_PER_TOKEN) -> int
     return -(-plain // bytes_per_token) + non_ascii + escaped * _ESCAPED_BYTES + ATTACHED_TOKENS * count
 
 
-def text_bytes(value: Any) -> int:
-    """Return the number of UTF-8 bytes in all strings of decoded JSON, at any depth."""
+def text_bytes(value: Any, skipped: Container[str] = ()) -> int:
+    """Return the number of UTF-8 bytes in all strings of decoded JSON, at any depth. `skipped`: names of fields."""
     total, values = 0, [value]
     while values:
         value = values.pop()
         if isinstance(value, str):
             total += len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
         elif isinstance(value, dict):
-            values.extend(cast("dict[str, Any]", value).values())
+            members = cast("dict[str, Any]", value)
+            values.extend(each for name, each in members.items() if name not in skipped)
         elif isinstance(value, list):
             values.extend(cast("list[Any]", value))
     return total

@@ -99,6 +99,12 @@ class NodeRoutes:
         url = _node(heartbeat).url
         removed = await asyncio.to_thread(directory.remove, url, is_proven=self._is_proven(heartbeat))
         await self._registry.follow_directory()
+        if url in self._registry.configured:
+            raise InvalidRequestError(
+                f"The node {url} is configured at this gateway's start: remove it there.",
+                param="url",
+                code="configured",
+            )
         return send_json({"url": url, "removed": removed})
 
     def _is_proven(self, heartbeat: Heartbeat) -> bool:

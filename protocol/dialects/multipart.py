@@ -14,8 +14,22 @@ FORM = "multipart/form-data"
 _MAX_HEAD = 2**12  # maximum bytes of headers per part
 _MAX_PARTS = 64
 _READ = ("model", "stream")  # fields that affect routing and the kind of response
-_MAX_BOUNDARY = 70  # RFC 2046
+# One boundary (RFC 2046): parsers differ on repeated or encoded ones.
+_TYPE = re.compile(
+    r"""multipart/form-data\s*(?:;\s*charset="?utf-8"?\s*)?
+    ;\s*boundary=([\w!#$&'+.^`|~-]{1,70}|"[\w'()+,./:=?\ -]{0,69}[\w'()+,./:=?-]")
+    \s*(?:;\s*charset="?utf-8"?\s*)?;?""",
+    re.IGNORECASE | re.ASCII | re.VERBOSE,
+)
+_HEADER = re.compile(r"([!-9;-~]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
+# Parsers differ on escapes, which are therefore allowed only in file names.
+_DISPOSITION = re.compile(
+    r"""form-data(?:\s*;\s*(?:name="(?P<quoted>[^"\\%]*)"|name=(?P<plain>[\w.\[\]-]+)
+    |filename="(?:[^"\\]|\\.)*"|filename\*?=[^\s;"]+))+\s*;?""",
+    re.IGNORECASE | re.VERBOSE,
+)
 _NAME = re.compile(r";\s*name[*0-9]*\s*=", re.IGNORECASE)
+_UNENCODED = frozenset(("7bit", "8bit", "binary"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +47,14 @@ class FormParser:
     """Incremental parser. Raises InvalidRequestError if the body is not a valid form."""
 
     def __init__(self, content_type: str) -> None:
-        message = Message()
-        message["content-type"] = content_type
-        boundary = message.get_boundary("")
-        if message.get_content_type() != FORM or not 0 < len(boundary) <= _MAX_BOUNDARY:
+        match = _TYPE.fullmatch(content_type)
+        if match is None:
             raise InvalidRequestError(
                 "Send the file as multipart/form-data with a boundary.", param="file", code="invalid_form"
             )
-        self._delimiter = b"\r\n--" + boundary.encode()
+        #: The content type to forward. It contains nothing that other parsers may read differently.
+        self.content_type = f"{FORM}; boundary={match[1]}"
+        self._delimiter = b"--" + match[1].strip('"').encode()
         self._buffer = bytearray(b"\r\n")  # supplies the CRLF that the first delimiter may lack
         self._read = -2  # offset of the buffer in the body, in bytes
         self._parts = 0
@@ -66,14 +80,17 @@ class FormParser:
     def _step(self, parts: list[FormPart | bytes]) -> bool:
         """Parse up to the next field. Returns False if that needs more data or the form has ended."""
         place = self._buffer.find(self._delimiter)
-        known = len(self._buffer) - len(self._delimiter) + 1 if place < 0 else place
-        if known > 0:
-            if self._in_part:
-                parts.append(bytes(self._buffer[:known]))
-            self._drop(known)
+        if place >= 0 and not self._buffer.endswith(b"\r\n", 0, place):
+            raise _broken("a boundary does not begin a line")  # some parsers accept other line ends
+        known = max(0, len(self._buffer) - len(self._delimiter) - 1) if place < 0 else place - 2
+        if self._in_part and known:
+            parts.append(bytes(self._buffer[:known]))
+        elif self._buffer[:known].strip():
+            raise _broken("there is data before the first boundary")
+        self._drop(known)
         if place < 0:
             return False
-        after = len(self._delimiter)
+        after = len(self._delimiter) + 2
         if self._buffer.startswith(b"--", after):
             self._ended = True
             self._drop(after + 2)
@@ -103,14 +120,15 @@ class FormParser:
             raise _broken("the headers of a part are not UTF-8") from error
         message = Message()
         for line in lines[1:]:
-            name, colon, value = line.partition(":")
-            if colon and name.strip().lower() == "content-disposition":
-                message["content-disposition"] = value.strip()
-        name = message.get_param("name", header="content-disposition")
-        if lines[0].strip() or not isinstance(name, str) or message.get_content_disposition() != "form-data":
-            raise _broken("a part has no name")
-        if len(_NAME.findall("\n".join(lines))) != 1 or any(line[:1].isspace() for line in lines):
-            raise _broken("a part has several names, or folded headers")  # other parsers may read these differently
+            if (header := _HEADER.fullmatch(line)) is None:
+                raise _broken("a header of a part is malformed")
+            message[header[1]] = header[2]
+        match = _DISPOSITION.fullmatch(message.get("content-disposition", ""))
+        name = match and (match["plain"] or match["quoted"])
+        if lines[0] or not name or len(_NAME.findall("\n".join(lines))) != 1:
+            raise _broken("a part needs exactly one name, without escapes")  # other parsers may read these differently
+        if message.get("content-transfer-encoding", "binary").lower() not in _UNENCODED:
+            raise _broken("a part is encoded")
         return FormPart(name, message.get_filename(), self._read)
 
 
@@ -127,6 +145,8 @@ async def read_form(content_type: str, pieces: AsyncIterator[bytes]) -> AsyncGen
 class Upload:
     """Routing fields of a form that is forwarded unchanged."""
 
+    # Content type to forward.
+    content_type: str
     # Requested model.
     model: str
     # Position of the model's name in the body, in bytes.
@@ -145,7 +165,8 @@ def read_upload(content_type: str, body: bytes) -> Upload:
     for piece in parser.feed(body):
         if isinstance(piece, FormPart):
             part = piece
-            if (name := part.name.casefold()) in _READ and (name != part.name or part.name in seen):
+            name = part.name.strip().casefold()
+            if name in _READ and (name != part.name or name in seen or part.filename is not None):
                 raise InvalidRequestError(
                     f"The form must have exactly one field {name}, in lower case.", param=name, code="invalid_form"
                 )
@@ -160,7 +181,7 @@ def read_upload(content_type: str, body: bytes) -> Upload:
     given = body[models[0]] if models else b""
     if not 0 < len(given) <= 4 * MAX_NAME or len(model := given.decode(errors="replace")) > MAX_NAME:
         raise InvalidRequestError("The form must have a field model with the model's name.", param="model")
-    return Upload(model, models[0], stream in (b"true", b"1"), frozenset(seen))
+    return Upload(parser.content_type, model, models[0], stream in (b"true", b"1"), frozenset(seen))
 
 
 def _broken(fault: str) -> InvalidRequestError:

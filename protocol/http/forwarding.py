@@ -96,8 +96,10 @@ def forwarded(headers: Mapping[str, str], query: str = "", api_key: str | None =
     passed: dict[str, str] = {}
     dropped: list[str] = []
     sent = {name.lower(): value for name, value in headers.items()}
+    connection = ",".join(value for name, value in headers.items() if name.lower() == "connection")
+    of_this_hop = {name.strip().lower() for name in connection.split(",")}
     for name, value in sent.items():
-        if _is_hop_by_hop(name):
+        if _is_hop_by_hop(name) or name in of_this_hop:
             continue
         if FORWARDED.fullmatch(name) and not may_open(name):
             passed[name] = value

@@ -152,8 +152,9 @@ def _content(call: DirectCall, model: str) -> Content:
     if not kind.startswith(FORM):
         named = {"model": model} if "model" in call.job.body else {}
         return json_content({**call.job.body, **named})
-    place = read_upload(kind, sent.body).place
-    return Content(sent.body[: place.start] + model.encode() + sent.body[place.stop :], kind, model)
+    upload = read_upload(kind, sent.body)
+    before, after = sent.body[: upload.place.start], sent.body[upload.place.stop :]
+    return Content(before + model.encode() + after, upload.content_type, model)
 
 
 async def _events(body: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

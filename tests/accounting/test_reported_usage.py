@@ -27,6 +27,12 @@ from updraft.protocol.responses import MAX_TOKENS
         ({"input_tokens": 7, "output_tokens": 3}, (7, 3)),
         ({"input_tokens": 7, "cache_read_input_tokens": 20, "cache_creation_input_tokens": 1}, (28, 0)),
         ({"prompt_tokens": 27, "completion_tokens": 3, "cache_read_input_tokens": 20}, (27, 3)),
+        (
+            {"input_tokens": 7, "output_tokens": 3, "iterations": [{"input_tokens": 90, "output_tokens": 4}] * 2},
+            (180, 8),
+        ),
+        ({"input_tokens": 7, "output_tokens": 3, "iterations": [{"cache_read_input_tokens": 4}, {}]}, (11, 3)),
+        ({"input_tokens": 7, "output_tokens": 3, "iterations": [1]}, (7, 3)),
     ],
 )
 def test_the_tokens_of_a_usage(usage: dict[str, Any], tokens: tuple[int, int]) -> None:

@@ -136,7 +136,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 87_461
+MAX_LINES = 87_593
 
 
 def modules() -> set[str]:

@@ -134,6 +134,13 @@ def test_fields_of_a_new_key_are_given_once(gateway: Any, body: str, name: str) 
     assert "twice" in refused.json()["error"]["message"]
 
 
+def test_a_new_key_without_any_model_is_refused(gateway: Any) -> None:
+    """It could mean none or all."""
+    body = {"name": "without-models", "models": []}
+    refused = httpx.post(f"{gateway.url}/admin/keys", json=body, headers=gateway.admin, timeout=60)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "models"), refused.text
+
+
 def test_half_of_a_surrogate_pair_is_named(gateway: Any) -> None:
     refused = post(gateway, f'{{"model": "echo\\ud83d", {HI}}}')
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")

@@ -55,8 +55,8 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tenant: Name | None = None
     scopes: Annotated[tuple[Scope, ...], msgspec.Meta(min_length=1, max_length=4)] = ("inference",)
     priority: Priority = "interactive"
-    # Models that the key may use. Empty: all.
-    models: Models = ()
+    # Models that the key may use. Absent: all. An empty list is refused, because it could mean none.
+    models: Annotated[Models, msgspec.Meta(min_length=1)] = ()
     limits: Limits = Limits()
     # Days until the key expires. None: never.
     expires_in_days: Annotated[float, msgspec.Meta(gt=0, le=36_500)] | None = None

@@ -49,6 +49,8 @@ class NodeRegistry:
     ) -> None:
         """Create the nodes. Raises ConfigurationError for an invalid or repeated URL, or if no nodes are given."""
         self.nodes = [Node(address) for address in addresses]
+        #: URLs of the nodes that the operator has configured; such a node cannot be removed at run time.
+        self.configured = frozenset(node.url for node in self.nodes)
         self.directory = directory
         if not self.nodes and directory is None:
             raise ConfigurationError("No nodes are configured: give a --node URL or a --nodes-file.", param="node")

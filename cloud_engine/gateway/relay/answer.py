@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
@@ -14,8 +15,18 @@ from ....protocol.http.lenient_json import error_in
 from ....protocol.responses import Usage
 from ..upstream.client import Response
 from ..upstream.failures import AnswerFailure, UpstreamFailure
-from .answer_checks import EVENTS, WithoutKey, checked_whole, chunk_of, content_type, is_comment, reported_in
-from .call import Call
+from .answer_checks import (
+    EVENTS,
+    WithoutKey,
+    check_arguments,
+    checked_whole,
+    chunk_of,
+    content_type,
+    is_comment,
+    reported_in,
+    written_bytes,
+)
+from .call import MAX_COPIED, Call
 from .passthrough import PassthroughUsage
 from .stream import NodeEvents, normalized_events
 from .usage import StreamMeter, meter_whole
@@ -158,6 +169,8 @@ class _EventReader:
     failure: AnswerFailure | None = None
     has_choices: bool = False
     has_calls: bool = False
+    # Arguments of the function calls so far, by the indices of choice and call.
+    arguments: dict[tuple[Any, Any], bytearray] = field(default_factory=dict[tuple[Any, Any], bytearray])
 
     def read(self, events: Iterable[bytes]) -> bytes:
         out: list[bytes] = []
@@ -191,13 +204,18 @@ class _EventReader:
             chunk, event = chunk_of(event)
             self.has_choices = self.has_choices or bool(chunk.choices)
             self.has_calls = self.has_calls or _CALLS.search(event) is not None
+            for call, text in chunk.arguments:
+                known = self.arguments.setdefault(call, bytearray())
+                known += text.encode("utf-8", "surrogatepass")[: MAX_COPIED - len(known)]
             if chunk.is_error:
                 raise self._reported(event)
             self.call.begun.is_finished = self.call.begun.is_finished or chunk.is_finished
-            return event, chunk.text_bytes
+            return event, written_bytes(event[6:])
         if event.startswith(b"data: [DONE]"):
             if not (self.has_choices or self.call.begun.is_finished):
                 raise AnswerFailure("the stream ended without an answer")
+            if not self.call.begun.is_finished:
+                check_arguments(map(bytes, self.arguments.values()))
         elif sse.data_of(event) or not is_comment(event):
             raise AnswerFailure("the stream contains a line that is not part of an event")
         return event, 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,6 +29,7 @@ from .answer_types import (
     NodeResponse,
     NodeTextCompletion,
     NodeTokenCount,
+    WrittenFields,
 )
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -49,6 +51,7 @@ class _Fault(msgspec.Struct):
 
 prepare_types(_Fault)
 _CHUNK, _EVENT = msgspec.json.Decoder(NodeChunk), msgspec.json.Decoder(NodeEvent)
+_WRITTEN = msgspec.json.Decoder(WrittenFields)
 _WHOLE: dict[str, msgspec.json.Decoder[Any]] = {
     CHAT: msgspec.json.Decoder(NodeChatCompletion),
     COMPLETIONS: msgspec.json.Decoder(NodeTextCompletion),
@@ -75,7 +78,11 @@ def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey)
             raise AnswerFailure(f"the answer has {len(body)} bytes and the type {kind.decode('latin-1') or 'unknown'}")
         return body
     try:
-        _ = body.isascii() or body.decode()  # msgspec does not validate UTF-8 in fields that it skips
+        # msgspec does not validate UTF-8 in fields that it skips, and lenient parsers replace invalid bytes
+        _ = body.isascii() or body.decode(json.detect_encoding(body))
+    except UnicodeDecodeError as error:
+        raise AnswerFailure("the body is not UTF-8") from error
+    try:
         return _finished(_check_shape(decoder, body, route), body)
     except msgspec.ValidationError as error:
         raise AnswerFailure(f"unexpected JSON: {plain_words(error)}", reported_in(without_key(body))) from error
@@ -88,14 +95,27 @@ def checked_whole(route: str, body: bytes, kind: bytes, without_key: WithoutKey)
 
 
 def _finished(answer: Any, body: bytes) -> bytes:
-    """Return the body of an answer. Choices of a completion that lack a finish reason get one."""
-    if all(choice.finish_reason for choice in getattr(answer, "choices", ())):
+    """Return the body of an answer. Choices of a completion that lack a finish reason get one. Raises AnswerFailure if
+    such a choice ends within a function call."""
+    unfinished = [choice for choice in getattr(answer, "choices", ()) if not choice.finish_reason]
+    if not unfinished:
         return body
+    if isinstance(answer, NodeChatCompletion):
+        check_arguments(text.encode() for choice in unfinished for _, text in choice.message.arguments)
     fields = json_of(body, exact=True)
     for choice in fields["choices"]:
         calls = object_of(choice.get("message")).get("tool_calls")
         choice["finish_reason"] = choice.get("finish_reason") or ("tool_calls" if calls else "stop")
     return json_bytes(fields)
+
+
+def check_arguments(calls: Iterable[bytes]) -> None:
+    """Raises AnswerFailure unless the arguments of all function calls are whole: valid JSON, or empty."""
+    for arguments in calls:
+        try:
+            _ = json_of(arguments or b"{}")
+        except ValueError as error:
+            raise AnswerFailure("the answer ended within a tool call") from error
 
 
 def _check_shape(decoder: msgspec.json.Decoder[Any], body: bytes, route: str) -> Any:
@@ -151,6 +171,14 @@ def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes) -> tuple[_T, bytes 
             return decoder.decode(json_bytes(json_of(data))), None if spelled == data else spelled
     except (*UNREADABLE, ValueError) as error:
         raise AnswerFailure(f"a stream event is not valid JSON of an answer: {error}") from error
+
+
+def written_bytes(data: bytes) -> int:
+    """Return the bytes of generated text in the data of an event that `chunk_of` or `event_of` has accepted."""
+    try:
+        return _WRITTEN.decode(data).text_bytes
+    except UNREADABLE:  # lone surrogates
+        return _WRITTEN.decode(json_bytes(json_of(data))).text_bytes
 
 
 def event_of(event: bytes) -> tuple[NodeEvent, bytes]:

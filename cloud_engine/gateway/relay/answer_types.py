@@ -5,13 +5,25 @@ Fields that real servers omit or set to null are optional.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
 
-from ....accounting.token_estimate import text_bytes
+from ....accounting.token_estimate import ATTACHED_TOKENS, text_bytes
 from ....protocol.decoding import prepare_types
+from ....protocol.http.lenient_json import object_of, rows
 
+#: Fields of a delta that contain no generated text.
+_NOT_WRITTEN = frozenset(
+    (
+        *("id", "type", "role", "name", "index", "status", "format", "call_id", "tool_call_id"),
+        *("annotations", "citation", "stop_reason", "stop_sequence", "container", "provider_specific_fields"),
+    )
+)
+#: Fields of a delta that repeat the text of another field, where both are sent.
+_REPEATS = {"reasoning_details": "reasoning", "thinking_blocks": "reasoning_content"}
+_IMAGE_BYTES = 4 * ATTACHED_TOKENS  # four bytes of text are a token
 Index = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -29,6 +41,7 @@ class _Custom(msgspec.Struct):
 
 
 class _ToolCall(msgspec.Struct):
+    index: Any = None
     function: _Function | None = None
     custom: _Custom | None = None
 
@@ -47,10 +60,14 @@ class _Message(msgspec.Struct):
     reasoning_content: str | None = None
     refusal: str | None = None
     audio: _Audio | None = None
-    reasoning_details: Any = None  # repeats `reasoning`, where both are sent
 
-
-_NO_DELTA = _Message()
+    @property
+    def arguments(self) -> Iterator[tuple[Any, str]]:
+        """The arguments of each function call, with the call's index."""
+        calls = self.tool_calls or ()
+        yield from ((call.index, call.function.arguments or "") for call in calls if call.function is not None)
+        if self.function_call is not None:
+            yield None, self.function_call.arguments or ""
 
 
 class _Choice(msgspec.Struct, kw_only=True):
@@ -103,24 +120,11 @@ class NodeChunk(NodeCompletion, kw_only=True):
         return bool([choice for choice in self.choices or () if choice.finish_reason is not None])
 
     @property
-    def text_bytes(self) -> int:
-        """The number of UTF-8 bytes in all generated text, including reasoning and tool-call arguments."""
-        total = 0
+    def arguments(self) -> Iterator[tuple[tuple[Any, Any], str]]:
+        """The arguments of each function call, with the indices of choice and call."""
         for choice in self.choices or ():
-            delta = choice.delta or _NO_DELTA
-            if text := delta.content or choice.text:  # fast path that suffices for nearly all events
-                total += len(text) if isinstance(text, str) and text.isascii() else text_bytes(text)
-            for other in (delta.reasoning or delta.reasoning_details, delta.reasoning_content, delta.refusal):
-                if other:
-                    total += text_bytes(other)
-            if delta.audio:
-                total += text_bytes(delta.audio.transcript)
-            if delta.function_call:
-                total += text_bytes(delta.function_call.arguments)
-            for call in delta.tool_calls or ():
-                total += text_bytes(call.function and call.function.arguments)
-                total += text_bytes(call.custom and call.custom.input)
-        return total
+            for index, arguments in choice.delta.arguments if choice.delta is not None else ():
+                yield (choice.index, str(index)), arguments
 
 
 class NodeEmbedding(msgspec.Struct):
@@ -213,11 +217,40 @@ class NodeEvent(msgspec.Struct):
     response: _ResponseState | None = None
     message: _AnyObject | str | None = None
 
+
+class _WrittenChoice(msgspec.Struct):
+    delta: Any = None
+    text: str | None = None
+
+
+class WrittenFields(msgspec.Struct):
+    """The fields of a stream event that contain generated text, with all their members."""
+
+    choices: list[_WrittenChoice] | None = None
+    delta: Any = None
+
     @property
     def text_bytes(self) -> int:
-        """The number of UTF-8 bytes of generated text in the event's delta."""
-        delta = self.delta
-        return text_bytes([delta.text, delta.thinking, delta.partial_json] if isinstance(delta, _BlockDelta) else delta)
+        """The number of UTF-8 bytes in all generated text, including reasoning and tool-call arguments."""
+        total = 0 if self.delta is None else _written_bytes(self.delta)
+        for choice in self.choices or ():
+            total += _written_bytes(choice.delta or choice.text)
+        return total
+
+
+def _written_bytes(delta: Any) -> int:
+    """Return the bytes of all text in a delta, except fields in `_NOT_WRITTEN`. An image counts a fixed number."""
+    total = 0
+    for name, value in object_of(delta).items() if isinstance(delta, dict) else (("text", delta),):
+        if isinstance(value, str) and value.isascii():  # fast path that suffices for nearly all events
+            total += 0 if name in _NOT_WRITTEN else len(value)
+        elif name == "images":
+            total += len(rows(value) or ()) * _IMAGE_BYTES
+        elif name == "audio":
+            total += text_bytes(object_of(value).get("transcript"))
+        elif value and name not in _NOT_WRITTEN and not object_of(delta).get(_REPEATS.get(name, "")):
+            total += text_bytes(value, _NOT_WRITTEN)
+    return total
 
 
 #: Field that an event of this type must have, and the field's type.
@@ -236,4 +269,4 @@ REQUIRED: dict[str, tuple[str, type]] = {
     },
 }
 
-prepare_types(NodeChunk, NodeEvent)
+prepare_types(NodeChunk, NodeEvent, WrittenFields)

@@ -192,9 +192,9 @@ def read_call(request: Request, body: bytes, row: UsageRow, started: float, send
     route, content_type = request.scope["path"], JSON
     along = forwarded(request.headers, request.scope["query_string"].decode())
     if route in UPLOADS:
-        upload = read_upload(form := request.headers.get("content-type", ""), body)
+        upload = read_upload(request.headers.get("content-type", ""), body)
         check_models(upload.names)
-        content_type = form.encode("latin-1")
+        content_type = upload.content_type.encode()
         peek = _RequestFields(model=upload.model, stream=upload.stream)
         size = RequestSize(ATTACHED_TOKENS, AnswerSize(STEP_TOKENS))
     else:

@@ -34,6 +34,9 @@ _INEXACT: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "echo": (False,),
     "suffix": ("",),
+    # The continuation's prompt is longer, so that another part of the conversation would be cut off.
+    "truncation": ("disabled", False),
+    **dict.fromkeys(("truncate_prompt_tokens", "truncate", "transforms", "context_management"), (False, "NONE", [])),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),

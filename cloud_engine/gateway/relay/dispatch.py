@@ -71,7 +71,6 @@ class Dispatch:
                     await self._hedged(call, placement, state)
                     continue
                 async with registry.place(placement, call.tried, call.place) as node:
-                    call.row.node, call.row.retries = node.url, len(call.tried)
                     call.tried.append(node)
                     await self._try(call, node, state)
         except UpdraftError:
@@ -171,7 +170,12 @@ class Dispatch:
         If the node refuses the cap of a budget, the request is repeated with another cap.
         """
         body, cap = self._body(call, node), None if call.answered else call.cap
-        while body is not None:
+        if body is None:
+            state.num_unasked += 1
+            return False
+        if not state.attempts:
+            call.row.node, call.row.retries = node.url, len(call.tried) - 1 - state.num_unasked
+        while True:
             if node.tells_usage and not node.tells_tokens and call.content_type == JSON:  # vLLM or SGLang
                 body = _with_cache_salt(body, call.place.tenant)
             with call.span.child("relay", "CLIENT", {"server.address": node.url}) as span:
@@ -197,7 +201,6 @@ class Dispatch:
                     call.row.status, call.cap = response.status, cap or call.cap
                     await self._relay(call, node, response, state)
             return True
-        return False
 
     def _should_try_another(self, call: Call, node: Node, status: int, state: _DispatchState) -> bool:
         """Return whether to try another node: always if this one is full or lacks the path, once if it has failed."""
@@ -260,6 +263,8 @@ class _DispatchState:
     # Nodes that failed on this call but are still up.
     erred: list[Node] = field(default_factory=list[Node])
     engine_failures: int = 0
+    # Number of nodes that were skipped because they cannot continue the stream.
+    num_unasked: int = 0
     # Hedged attempts, one task per node. The first to get an answer cancels the other.
     attempts: dict[Node, asyncio.Task[None]] = field(default_factory=dict[Node, asyncio.Task[None]])
     # Node whose hedged attempt won.

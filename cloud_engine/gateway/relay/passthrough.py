@@ -10,13 +10,14 @@ from contextlib import suppress
 from typing import Any
 
 from ....accounting.budget import StreamTokenEstimate
+from ....accounting.reported_usage import ReportedUsage
 from ....accounting.token_estimate import prompt_tokens
 from ....protocol.errors import UpdraftError, UpstreamError
 from ....protocol.http import sse
 from ....protocol.http.body_memory import SMALL_BYTES
 from ..ledger.metering import UsageRow
 from ..upstream.failures import AnswerFailure
-from .answer_checks import COUNT_TOKENS, INPUT_TOKENS, MESSAGES, RESPONSES, event_of, reported_in
+from .answer_checks import COUNT_TOKENS, INPUT_TOKENS, MESSAGES, RESPONSES, event_of, reported_in, written_bytes
 from .usage import estimated_tokens, usage_in
 
 COUNTS = (COUNT_TOKENS, INPUT_TOKENS)  # endpoints that count tokens, free of charge
@@ -63,7 +64,8 @@ class PassthroughUsage:
             decoded, self.shown = event_of(event)
         except AnswerFailure as failure:
             return failure
-        kind, event, text_bytes = decoded.type, self.shown, decoded.text_bytes
+        kind, event = decoded.type, self.shown
+        text_bytes = written_bytes(sse.data_of(event)) if kind else 0
         self._is_started = self._is_started or kind == "message_start"
         if not self._is_started and kind not in _BEFORE_START:
             return AnswerFailure(f"the event {kind} came before message_start")
@@ -73,6 +75,8 @@ class PassthroughUsage:
         self._last = event[:SMALL_BYTES]
         self._texts += text_bytes > 0
         self._bytes += text_bytes
+        if kind == "message_start":
+            self._row.cached_tokens = self._row.stored_tokens = self._row.stored_1h_tokens = 0  # of a failed node
         if kind in _COUNTED or b'_tokens"' in event:
             has_usage = self._note(sse.data_of(event))
             self.is_reported = self.is_reported or (has_usage and kind in _COUNTED)
@@ -129,13 +133,17 @@ class PassthroughUsage:
     def _note(self, payload: bytes) -> bool:
         """Copy the usage in `payload` into the row. Return whether the usage counts completion tokens.
 
-        The last usage of Anthropic's streams may lack prompt tokens.
+        The last usage of Anthropic's streams may lack prompt tokens, or only the cached ones.
         """
         row = self._row
         if not (usage := usage_in(payload, self._prompt_estimate)):
             return False
         row.completion_tokens = usage.completion_tokens or row.completion_tokens
         if usage.prompt_tokens:
-            row.prompt_tokens, row.cached_tokens = usage.prompt_tokens, usage.cached_tokens
-            row.stored_tokens, row.stored_1h_tokens = usage.stored_tokens, usage.stored_1h_tokens
+            uncached = usage.prompt_tokens - usage.cached_tokens - usage.stored_tokens
+            earlier = ReportedUsage() if self._path != MESSAGES else row
+            row.cached_tokens = usage.cached_tokens or earlier.cached_tokens
+            row.stored_tokens = usage.stored_tokens or earlier.stored_tokens
+            row.stored_1h_tokens = usage.stored_1h_tokens or min(earlier.stored_1h_tokens, row.stored_tokens)
+            row.prompt_tokens = uncached + row.cached_tokens + row.stored_tokens
         return usage.completion_tokens > 0

@@ -27,7 +27,7 @@ _RUNNING = re.compile(rb',\s?"usage":\s?\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
 _NO_CHOICES = re.compile(rb'"choices":\s?\[\]')
 _TEXTS = (
     *("content", "text", "thinking", "reasoning", "reasoning_content", "refusal", "transcript"),
-    *("arguments", "input"),
+    *("arguments", "input", "code", "signature"),
 )
 _WRITTEN = ("choices", "output", "content")  # fields of a whole answer that contain what the model wrote
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
+from ....accounting.reported_usage import ReportedUsage
 from ....protocol.dialects.chat_chunks import PAUSES, UNFINISHED, citations_of
 from ....protocol.dialects.messages_request import is_vendor_block
 from ....protocol.http.forwarding import NativeRequest
@@ -25,7 +26,6 @@ from .provider import (
     arguments_of,
     tool_call,
     usage_of,
-    whole,
     with_query,
 )
 
@@ -58,8 +58,6 @@ _OWN: dict[str, tuple[str, ...]] = {
     "metadata": ("user",),
     **dict.fromkeys(("service_tier", "cache_control", "context_management", "diagnostics", "inference_geo"), ()),
 }
-#: Token counts: read, written, read from the cache, and written to the cache.
-_COUNTS = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
 _SAME = {name: name for name in ("temperature", "top_p", "top_k", "thinking", "cache_control")}
 _ERRORS: ErrorCodes = {
     "invalid_request_error": (400, None),
@@ -224,17 +222,8 @@ class MessageEvents:
 
 
 def _usage(counts: dict[str, Any]) -> dict[str, Any]:
-    """Convert token counts to OpenAI's form, with cache reads and writes as prompt tokens. All `iterations` are billed,
-    but the outer counts leave out those that compact the context."""
-    steps = tables(counts.get("iterations")) or []
-    read, written, cached, stored = (
-        max(whole(counts.get(name)), sum(whole(step.get(name)) for step in steps)) for name in _COUNTS
-    )
-    outer, inner = (
-        sum(whole(object_of(each.get("cache_creation")).get("ephemeral_1h_input_tokens")) for each in usages)
-        for usages in ([counts], steps)
-    )
-    usage = usage_of(read + cached + stored, written, cached, stored, min(max(outer, inner), stored))
+    """Convert token counts to OpenAI's form, with cache reads and writes as prompt tokens."""
+    usage = usage_of(*(ReportedUsage.of({"usage": counts}) or ReportedUsage()).priced)
     return {name: usage[name] for name in (usage if counts.get("output_tokens") is not None else PROMPT_USAGE)}
 
 

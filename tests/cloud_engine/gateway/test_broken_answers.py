@@ -135,6 +135,9 @@ WHOLE = [
     (CHAT, JSON, b'{"choices":[{"message":{"tool_calls":[{"function":"f"}]}}]}'),
     (CHAT, JSON, b'{"choices":[{"message":{"tool_calls":[{"function":{"name":5}}]}}]}'),
     (CHAT, JSON, b'{"choices":[{"message":{"tool_calls":[{"function":{"name":"f","arguments":{}}}]}}]}'),
+    (CHAT, JSON, b'{"choices":[{"message":{"tool_calls":[{"function":{"name":"f","arguments":"{\\"a"}}]}}]}'),
+    (CHAT, JSON, b'{"choices":[{"message":{"function_call":{"name":"f","arguments":"{"}},"finish_reason":null}]}'),
+    (CHAT, JSON, b'{"choices":[{"message":{"content":"\xff"},"finish_reason":"stop"}]}'),
     (CHAT, JSON, b'{"choices":[{"message":{"content":"Hi"},"finish_reason":7}]}'),
     (CHAT, JSON, b'{"choices":[{"message":{"content":"Hi","reasoning_content":5}}]}'),
     (CHAT, JSON, b'{"choices":[{"message":{"content":"Hi"},"index":-1}]}'),
@@ -276,6 +279,22 @@ def test_a_stream_that_breaks_later_ends_in_an_error_event(setup: GatewaySetup, 
         assert "error" in (last, last.get("type")) or "error" in last, answer.text
         assert len(events) == 2
         assert setup.last_row()["status"] == 502
+
+
+CALL = b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"%b"}}]}}]}\n\n'
+
+
+@pytest.mark.parametrize("arguments", [(b"{",), (b'{\\"a\\": 1', b", "), (b"{}", b"}")])
+def test_a_stream_that_ends_within_a_tool_call_is_broken(setup: GatewaySetup, arguments: tuple[bytes, ...]) -> None:
+    """Without a finish reason, only whole arguments show that the answer is complete."""
+    calls = b"".join(CALL % each for each in arguments)
+    setup.answer_with(EVENTS, calls + b"data: [DONE]\n\n")
+    answer = setup.post(CHAT, "alone", stream=True)
+    assert answer.content.startswith(calls) and '"error"' in answer.text and "finish_reason" not in answer.text
+    assert setup.last_row()["status"] == 502
+    setup.answer_with(EVENTS, CALL % b"{" + CALL % b"}" + b"data: [DONE]\n\n")
+    answer = setup.post(CHAT, "alone", stream=True)
+    assert '"finish_reason":"tool_calls"' in answer.text and setup.last_row()["status"] == 200
 
 
 KEPT = (

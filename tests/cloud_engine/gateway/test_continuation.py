@@ -227,6 +227,8 @@ def test_requests_that_break_every_node_leave_the_nodes_to_others(spawn: Any, tm
         (Stub(), {"logprobs": True}, {}),
         (Stub(), {"response_format": {"type": "json_object"}}, {}),
         (Stub(), {"frequency_penalty": 0.5}, {}),
+        (Stub(), {"truncate_prompt_tokens": 50}, {}),
+        (Stub(), {"truncation": "auto"}, {}),
         (Stub(), {}, {"delta": {"content": "", "tool_calls": [{"index": 0, "function": {"arguments": "{"}}]}}),
         (Stub(), {}, {"delta": {"reasoning_content": "hm"}}),
     ],
@@ -237,5 +239,5 @@ def test_client_gets_an_error_if_no_node_can_continue_exactly(
     *got, row = ask_stubs(spawn, tmp_path, [Stub(second.owner, 3, chunk), second], **asked)
     assert got[-1]["error"]["type"] == "upstream_error"
     assert "send the request again" in got[-1]["error"]["message"]
-    assert (row["status"], row["completion_tokens"]) == (502, 3)
+    assert (row["status"], row["retries"], row["completion_tokens"]) == (502, 0, 3)
     assert all(body["messages"] == MESSAGES for body in second.bodies)

@@ -167,6 +167,15 @@ def test_refused_registrations(gateway: Gateway, fake_node: Any, keys: Keys) -> 
     assert nodes_of(running.url, keys) == []
 
 
+def test_a_configured_node_cannot_be_removed(gateway: Gateway, fake_node: Any, keys: Keys) -> None:
+    running = gateway("--node", fake_node.url)
+    wait_for(lambda: nodes_of(running.url, keys) == [fake_node.url])
+    refused = announce(running.url, keys.node, fake_node.url, "DELETE")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "url")
+    assert "configured" in refused.json()["error"]["message"]
+    assert nodes_of(running.url, keys) == [fake_node.url]
+
+
 def test_node_registers_with_every_address_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a headless service of Kubernetes. One of them is down."""
     told: list[tuple[str, str, str]] = []

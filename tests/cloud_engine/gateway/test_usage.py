@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from updraft.cloud_engine.gateway.ledger.metering import UsageRow
 from updraft.cloud_engine.gateway.limits.request_size import RequestSize, SizeFields, size_of
-from updraft.cloud_engine.gateway.relay.answer_checks import chunk_of
+from updraft.cloud_engine.gateway.relay.answer_checks import written_bytes
 from updraft.cloud_engine.gateway.relay.passthrough import PassthroughUsage
 from updraft.cloud_engine.gateway.relay.usage import StreamMeter, UsageOptions, asking_for_usage, meter_whole
 
@@ -35,7 +35,7 @@ def so_far(tokens: int) -> dict[str, Any]:
 def metered(events: list[bytes], asked: UsageOptions, *, running: bool) -> tuple[UsageRow, list[bytes]]:
     row = UsageRow(request_id="r")
     meter = StreamMeter(row, asked, running=running)
-    sizes = [chunk_of(each)[0].text_bytes if each.startswith(b"data: {") else 0 for each in events]
+    sizes = [written_bytes(each[6:]) if each.startswith(b"data: {") else 0 for each in events]
     shown = [meter.shown(each, size) for each, size in zip(events, sizes, strict=True)]
     meter.settle()
     return row, [each for each in shown if each is not None]
@@ -80,6 +80,10 @@ def test_unreported_usage_is_estimated_from_the_text(compact: bool) -> None:
         {"reasoning_details": [{"text": "TEXT"}]},
         {"reasoning_content": "TEXT"},
         {"function_call": {"name": "f", "arguments": "TEXT"}},
+        {"thinking": "TEXT"},
+        {"thinking_blocks": [{"type": "thinking", "thinking": "TEXT"}]},
+        {"reasoning_content": "TEXT", "thinking_blocks": [{"type": "thinking", "thinking": "TEXT"}]},
+        {"role": "assistant", "content": "", "future": {"id": "1", "parts": ["TEXT"]}},
     ):
         chunk = b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode() + b"\n\n"
         for text, tokens in ((b"Hi", 20), (b"x" * 510, 2550)):
@@ -204,3 +208,55 @@ def test_usage_without_completion_tokens_is_completed_from_the_text() -> None:
     row = UsageRow(request_id="r")
     meter_whole(json.dumps({"data": [], "usage": part}).encode(), row, RequestSize())
     assert (row.prompt_tokens, row.completion_tokens) == (10, 0)
+
+
+def message_event(kind: str, **fields: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}".encode()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_all_iterations_of_a_message_are_billed(stream: bool) -> None:
+    """The outer counts leave out the iterations that compact the context."""
+    cache = {"cache_creation_input_tokens": 6, "cache_creation": {"ephemeral_1h_input_tokens": 5}}
+    steps = [
+        {"type": "compaction", "input_tokens": 1000, "output_tokens": 50, "cache_read_input_tokens": 300, **cache},
+        {"type": "message", "input_tokens": 20, "output_tokens": 7},
+    ]
+    usage, row = {"input_tokens": 20, "output_tokens": 7, "iterations": steps}, UsageRow(request_id="r")
+    reader = PassthroughUsage("/v1/messages", row)
+    if stream:
+        reader.read(message_event("message_start", message={"usage": {"input_tokens": 20, "output_tokens": 1}}))
+        reader.read(message_event("message_delta", delta={"stop_reason": "end_turn"}, usage=usage))
+        reader.read(message_event("message_stop"))
+    else:
+        reader.whole(json.dumps({"content": [], "usage": usage}).encode())
+    assert (row.prompt_tokens, row.completion_tokens, row.cached_tokens) == (1326, 57, 300)
+    assert (row.stored_tokens, row.stored_1h_tokens) == (6, 5)
+
+
+def test_cached_tokens_of_a_message_outlast_a_later_count_without_them() -> None:
+    row, cache = UsageRow(request_id="r"), {"cache_read_input_tokens": 900, "cache_creation_input_tokens": 50}
+    reader = PassthroughUsage("/v1/messages", row)
+    reader.read(message_event("message_start", message={"usage": {"input_tokens": 3, "output_tokens": 1, **cache}}))
+    reader.read(message_event("message_delta", delta={}, usage={"input_tokens": 4, "output_tokens": 7}))
+    assert (row.prompt_tokens, row.cached_tokens, row.stored_tokens, row.completion_tokens) == (954, 900, 50, 7)
+    reader.read(message_event("message_start", message={"usage": {"input_tokens": 3, "output_tokens": 1}}))
+    assert (row.prompt_tokens, row.cached_tokens, row.stored_tokens) == (3, 0, 0)
+
+
+@pytest.mark.parametrize("name", ["text", "thinking", "partial_json", "signature", "content", "future"])
+def test_every_delta_of_a_message_without_usage_is_counted(name: str) -> None:
+    row = UsageRow(request_id="r")
+    reader = PassthroughUsage("/v1/messages", row)
+    assert reader.read(message_event("message_start", message={})) is None
+    for _ in range(20):
+        assert reader.read(message_event("content_block_delta", index=0, delta={"type": "x", name: "x" * 400})) is None
+    reader.settle()
+    assert row.completion_tokens == 2000
+
+
+def test_an_image_of_a_delta_counts_a_fixed_number_of_tokens() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}}
+    chunk = json.dumps({"choices": [{"index": 0, "delta": {"images": [image]}}]})
+    row, _ = metered([b"data: " + chunk.encode() + b"\n\n"], UsageOptions(), running=False)
+    assert row.completion_tokens == 1500

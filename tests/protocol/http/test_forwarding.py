@@ -63,3 +63,8 @@ def test_a_query_goes_along_unless_it_holds_a_key() -> None:
 def test_another_key_than_that_in_authorization_is_noted() -> None:
     for key, notes in (("a", ()), ("b", ("header x-api-key: not forwarded",))):
         assert forwarded({"Authorization": "Bearer a", "X-Api-Key": key}).notes == notes
+
+
+def test_headers_that_the_connection_header_names_are_not_forwarded() -> None:
+    headers = {"Connection": "keep-alive, X-Hop", "x-hop": "1", "x-other": "2"}
+    assert forwarded(headers).headers == {"x-other": "2"}
