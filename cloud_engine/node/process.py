@@ -68,14 +68,12 @@ def run_node(options: NodeOptions) -> None:
     The engine runs in its own process; this process never imports torch. On a machine after machine 0, run its ranks of
     the model instead of a server (`run_machine`).
     """
-    if find_spec("zmq") is None:
-        raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")
-    from ..models.loading.hub import find_model
-
     if options.exit_with_parent:
         exit_with_parent(options.drain_timeout_s)
     if options.engine.node_rank:
+        _require_zmq()
         from ..engine.ranks.machine import run_machine
+        from ..models.loading.hub import find_model
 
         run_machine(find_model(options.model), options.engine, restart=options.restart)
         return
@@ -97,9 +95,11 @@ def run_node(options: NodeOptions) -> None:
         admin_key=options.admin_key,
         own_user=_SET_KEY if options.api_key is None else "",
     )
+    _require_zmq()
     from ..engine.process.engine_process import EngineProcess
     from ..engine.process.messages import Load
     from ..models.loading.gguf_tokenizer import load_tokenizer
+    from ..models.loading.hub import find_model
     from ..models.loading.progress import loading_bar
     from .api.app import NodeEngine, create_node_app
 
@@ -126,6 +126,11 @@ def run_node(options: NodeOptions) -> None:
             )
             app = create_node_app(served, access, _registration(options, sock))
             serve(app, sock=sock, ready_file=options.ready_file, drain_s=options.drain_timeout_s, tls=options.tls)
+
+
+def _require_zmq() -> None:
+    if find_spec("zmq") is None:
+        raise MissingDependencyError("A node needs pyzmq: pip install '.[cloud]' in a clone of Updraft")
 
 
 def _registration(options: NodeOptions, sock: socket) -> Registration | None:

@@ -26,6 +26,7 @@ from .provider import (
     arguments_of,
     tool_call,
     usage_of,
+    whole,
     with_query,
 )
 
