@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 COMMANDS = [
-    ["ask", "--local", "pocket", "hello"],
+    ["ask", "--local", "pocket", "--tier", "local", "hello"],  # `chat` starts the packaged cloud as well
     ["chat", "--local", "pocket"],
     ["models"],
     ["log"],

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from homes import home_in
 from tiny_model import write_model
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("UPDRAFT_", "PYTHON"))}
-    return kept | {"UPDRAFT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT / ".typing")}
+    return kept | {"UPDRAFT_HOME": str(home_in(tmp_path)), "PYTHONPATH": str(ROOT / ".typing")}
 
 
 @pytest.fixture

@@ -417,7 +417,7 @@ def check_corpus(folder: Path, count: int, seed: int) -> Counter[str]:
 
 
 def test_a_corpus_of_damaged_files(tmp_path) -> None:
-    kinds = check_corpus(tmp_path, 160, seed=1)
+    kinds = check_corpus(tmp_path, 80, seed=1)
     assert kinds["False"]
     assert kinds["True"]
 

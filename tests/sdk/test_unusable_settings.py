@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 from bound_rights import python
+from homes import home_in
 from router_fakes import FakeCloud
 from updraft import OpenAI
 from updraft.classifier.online.experience import ExperienceStore
@@ -116,7 +117,7 @@ CASES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UPDRAFT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("UPDRAFT_HOME", str(home_in(tmp_path)))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -149,7 +150,8 @@ def test_an_unusable_proxy_leaves_the_local_model(proxy: str, monkeypatch: pytes
 
 
 def test_a_daemon_says_so_in_a_line_and_ends(tmp_path: Path) -> None:
-    variables = {"UPDRAFT_HOME": str(tmp_path), "UPDRAFT_LOCAL": "pocket", "UPDRAFT_POLICY": str(tmp_path)}
+    variables = {"UPDRAFT_HOME": str(tmp_path / "home"), "UPDRAFT_LOCAL": "pocket", "UPDRAFT_POLICY": str(tmp_path)}
+    variables |= {"UPDRAFT_CLOUD_URL": CLOUD["cloud_url"], "UPDRAFT_CLOUD_MODEL": CLOUD["cloud_model"]}
     done = python("-m", "updraft", "serve", "--port", "0", **variables)
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert (done.returncode, len(errors), "policy.json is missing" in errors[0]) == (2, 1, True), done

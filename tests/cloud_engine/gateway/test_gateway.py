@@ -20,6 +20,7 @@ import pytest
 from full_cloud import running_full_cloud
 from gateway_keys import make_key
 from ports import free_port
+from server_processes import FAKE_NODE
 from waiting import wait_for
 
 pytestmark = pytest.mark.slow  # such files come first
@@ -83,17 +84,32 @@ def gateway(spawn_gateway: Callable[..., Running], fake_node: Any) -> Running:
 
 
 @pytest.fixture(scope="module")
-def kept_gateway(spawned: Any, fake_node: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def kept_spawn(spawned: Any) -> Iterator[Callable[..., Any]]:
     with ExitStack() as stack:
-        yield start_gateway(
-            lambda *command: stack.enter_context(spawned(*command)), tmp_path_factory.mktemp("gateway"), fake_node
-        )
+        yield lambda *command: stack.enter_context(spawned(*command))
+
+
+@pytest.fixture(scope="module")
+def kept_gateway(kept_spawn: Any, fake_node: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    return start_gateway(kept_spawn, tmp_path_factory.mktemp("gateway"), fake_node)
 
 
 @pytest.fixture
 def shared(kept_gateway: Running) -> Running:
     """One for all who leave it as it is."""
     return replace(kept_gateway, before=len(kept_gateway.rows()))
+
+
+@pytest.fixture(scope="module")
+def kept_trio(kept_spawn: Any, tmp_path_factory: pytest.TempPathFactory) -> Running:
+    nodes = [kept_spawn(str(FAKE_NODE), "--heartbeat", "0.2") for _ in range(3)]
+    return start_gateway(kept_spawn, tmp_path_factory.mktemp("trio"), *nodes)
+
+
+@pytest.fixture
+def trio(kept_trio: Running) -> Running:
+    """A gateway with three nodes, for all who leave them alive."""
+    return replace(kept_trio, before=len(kept_trio.rows()))
 
 
 def test_answers_and_meters(gateway: Running) -> None:
@@ -304,11 +320,8 @@ def test_an_engine_that_fails_in_mid_stream_is_replaced_once(spawn_gateway: Any,
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("text", ["fail-first", "fail-middle"])
-def test_a_request_that_fails_alone_is_not_retried(
-    text: str, stream: bool, spawn_gateway: Any, spawn_fake_node: Any
-) -> None:
-    gateway = spawn_gateway(*(spawn_fake_node() for _ in range(3)))
-    with gateway.client(max_retries=2) as client:
+def test_a_request_that_fails_alone_is_not_retried(text: str, stream: bool, trio: Running) -> None:
+    with trio.client(max_retries=2) as client:
         with pytest.raises(openai.APIError, match="the engine failed on this request") as caught:
             list(client.chat.completions.create(model="echo", messages=say(text), stream=stream))
         assert caught.value.code == "request_failed"
@@ -316,32 +329,41 @@ def test_a_request_that_fails_alone_is_not_retried(
             assert isinstance(caught.value, openai.InternalServerError)
             assert caught.value.response.headers["x-should-retry"] == "false"
         assert client.chat.completions.create(model="echo", messages=say("next")).choices[0].message.content == "next"
-    failed, following = gateway.rows()
+    failed, following = trio.rows()
     assert (failed["retries"], following["status"]) == (0, 200)
 
 
-@pytest.mark.parametrize("text", ["read-slowly", "read-slowly die-first", "read-slowly fail-first"])
-@pytest.mark.parametrize("n", [1, 2])
-def test_comments_keep_a_stream_open_while_its_prompt_is_read(
-    text: str, n: int, spawn_gateway: Any, spawn_fake_node: Any
-) -> None:
-    """A node that dies after its first comments is replaced, also if no node could continue the answer."""
-    nodes = [spawn_fake_node("--heartbeat", "0.2") for _ in range(2)]
-    gateway = spawn_gateway(*nodes)
+def lines_of_a_slow_stream(gateway: Running, text: str, n: int) -> list[str]:
     body = {"model": "echo", "messages": say(text), "stream": True, "n": n}
     with httpx.stream("POST", f"{gateway.url}/v1/chat/completions", json=body, headers=gateway.headers) as response:
         assert response.status_code == 200
         lines = [line for line in response.iter_lines() if line]
     assert lines.count(": keep-alive") >= 4
-    if "die" in text:  # the sockets of a killed process close before its parent sees it end
-        assert all(node.popen.wait(60) == -signal.SIGKILL for node in nodes) and "error" in lines[-1]
-    elif "fail" in text:
+    return lines
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_node_that_dies_after_its_first_comments_is_replaced(
+    n: int, spawn_gateway: Any, spawn_fake_node: Any
+) -> None:
+    """Also if no node could continue the answer."""
+    nodes = [spawn_fake_node("--heartbeat", "0.2") for _ in range(2)]
+    lines = lines_of_a_slow_stream(spawn_gateway(*nodes), "read-slowly die-first", n)
+    # the sockets of a killed process close before its parent sees it end
+    assert all(node.popen.wait(60) == -signal.SIGKILL for node in nodes) and "error" in lines[-1]
+
+
+@pytest.mark.parametrize("text", ["read-slowly", "read-slowly fail-first"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_comments_keep_a_stream_open_while_its_prompt_is_read(text: str, n: int, trio: Running) -> None:
+    lines = lines_of_a_slow_stream(trio, text, n)
+    if "fail" in text:
         assert "request_failed" in lines[-1]
-        assert gateway.rows()[0]["retries"] == 0
+        assert trio.rows()[0]["retries"] == 0
     else:
         assert lines[-1] == "data: [DONE]"
     if n == 1 and text == "read-slowly":
-        with gateway.client() as client:
+        with trio.client() as client:
             chunks = client.chat.completions.create(model="echo", messages=say(text), stream=True)
             assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
 

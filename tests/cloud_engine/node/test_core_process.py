@@ -86,7 +86,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> float:
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < timeout_s
-        time.sleep(0.002)
+        time.sleep(0.01)  # each look is a request
     return time.monotonic() - started
 
 

@@ -156,8 +156,8 @@ def _content(described: Described, path: str, *keys: str) -> dict[str, Any]:
     return node["content"]
 
 
-def test_thirty_requests_an_operation(described: Described, subtests: pytest.Subtests) -> None:
-    check_all(described, 30, subtests)
+def test_ten_requests_an_operation(described: Described, subtests: pytest.Subtests) -> None:
+    check_all(described, 10, subtests)
 
 
 @pytest.mark.soak

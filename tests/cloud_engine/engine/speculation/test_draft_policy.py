@@ -210,7 +210,7 @@ def test_never_slower_than_without_and_near_the_best_length(machine: str, sequen
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.95, *also(0.6)])
-@pytest.mark.parametrize("sequences", [2, 10, *also(6, 24, 48)])
+@pytest.mark.parametrize("sequences", [10, *also(2, 6, 24, 48)])
 @pytest.mark.parametrize("machine", MACHINES)
 def test_never_slower_at_other_loads(machine: str, sequences: int, acceptance: float) -> None:
     run = Run(MACHINES[machine], [sequences] * 1200, acceptance, MACHINES[machine].policy())
