@@ -158,6 +158,10 @@ class EngineFlags(options.BatchLimits):
         Literal["auto", "float32", "bfloat16", "float16"],
         typer.Option(help="Type of weights and KV cache; auto is the checkpoint's on a GPU, and float32 on a CPU."),
     ] = "auto"
+    quantization: Annotated[
+        Literal["fp8", "int8", "int4"] | None,
+        typer.Option(help="Quantize the linear layers while loading; quantized checkpoints need no option."),
+    ] = None
     gpu_memory_utilization: Annotated[
         float, typer.Option(min=0.01, max=1, help="Share of a GPU's memory for weights, KV cache and activations.")
     ] = 0.92

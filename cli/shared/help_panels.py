@@ -15,8 +15,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 ADVANCED = "Advanced"
 #: Options by panel, in the order of `--help`. Options that are not listed here belong to the panel `ADVANCED`.
 _PANELS = {
-    "Model": "--tier --temperature --local --model --pull --name --sha256 --draft --device --dtype --chat-template "
-    "--tool-call-parser --shape --draft-shape --model-dir",
+    "Model": "--tier --temperature --local --model --pull --name --sha256 --draft --device --dtype --quantization "
+    "--chat-template --tool-call-parser --shape --draft-shape --model-dir",
     "Cloud": "--cloud-url --cloud-model --cloud-provider --node --nodes-file --register --register-api-key-env "
     "--register-api-key-file --register-as --prices --usd-per-hour --judge --judge-url --judge-api-key-env "
     "--judge-api-key-file --processes --ray --address",

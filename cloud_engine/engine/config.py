@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from ...kernels.runtime.backend import AttentionChoice
+from ...kernels.runtime.backend import AttentionChoice, Quantization
 from ...protocol.errors import ConfigurationError
 
 SchedulingPolicy = Literal["fcfs", "priority", "shortest-prefill", "fair"]
@@ -25,6 +25,7 @@ _CHOICES = (
     ("draft_length", get_args(DraftLength)),
     ("attention_backend", get_args(AttentionChoice)),
     ("dtype", get_args(WeightsDtype)),
+    ("quantization", get_args(Quantization)),
 )
 
 
@@ -64,6 +65,8 @@ class EngineConfig:
     device: str = "cpu"
     # Data type of weights and KV cache. "auto": the checkpoint's on a GPU, float32 on a CPU.
     dtype: WeightsDtype = "auto"
+    # Format in which plain linear layers are quantized while the model is loaded. None: as in the checkpoint.
+    quantization: Quantization | None = None
     # Torch threads. None: torch's default.
     threads: int | None = None
     # Keep tokens and log-probabilities bit-identical whatever else is in the batch. CPU only, and slower.
@@ -91,7 +94,7 @@ class EngineConfig:
             if not 1 <= getattr(self, name) <= _MAX_INT32:
                 raise ConfigurationError(f"{name} must be 1 to {_MAX_INT32}, got {getattr(self, name)}.", param=name)
         for name, choices in _CHOICES:
-            if getattr(self, name) not in choices:
+            if getattr(self, name) not in (*choices, None):
                 raise ConfigurationError(
                     f"{name} must be {' or '.join(choices)}, got {getattr(self, name)!r}.", param=name
                 )

@@ -20,10 +20,10 @@ _PANELS_AT_ONCE = 64
 _CROWDED = 2048
 
 
-class _Weights(ctypes.Structure):
-    """The C struct `Weights` of native/calls.h."""
+class CWeights(ctypes.Structure):
+    """The C struct `Weights` of native/calls.h. Its `format` is 0 for plain weights."""
 
-    _fields_ = call_fields("packed bias", "outputs inputs is_bf16")
+    _fields_ = call_fields("packed bias scale zero", "outputs inputs is_bf16 format groups")
 
 
 class _LinearCall(ctypes.Structure):
@@ -49,21 +49,23 @@ class NativeLinear(nn.Module):
         shape = -(-self.shape[0] // panel), self.shape[1], panel
         self.weight = weight.view(shape) if in_place else weight.new_zeros(shape)
         self._bias = None if linear.bias is None else linear.bias.detach().to(self.dtype).contiguous()
-        self._weights = _Weights(
-            packed=self.weight.data_ptr(),
-            bias=None if self._bias is None else self._bias.data_ptr(),
-            outputs=self.shape[0],
-            inputs=self.shape[1],
-            is_bf16=self.dtype == torch.bfloat16,
-        )
-        self.address = ctypes.addressof(self._weights)  # passed to C; valid while this layer exists
-        self._multiply = library.linear
+        self._use(CWeights())
         plain = weight if weight.stride(1) == 1 else weight.contiguous()
         if not in_place:
             _pack(plain, self.weight)
             return
         for rows, panels in zip(plain.split(_PANELS_AT_ONCE * panel), self.weight.split(_PANELS_AT_ONCE), strict=True):
             _pack(rows.clone(), panels)
+
+    def _use(self, weights: CWeights) -> None:
+        """Let C read this layer's tensors through `weights`, and set the fields that all formats share."""
+        weights.packed = self.weight.data_ptr()
+        weights.bias = None if self._bias is None else self._bias.data_ptr()
+        weights.outputs, weights.inputs = self.shape
+        weights.is_bf16 = self.dtype == torch.bfloat16
+        self._weights = weights
+        self.address = ctypes.addressof(weights)  # passed to C; valid while this layer exists
+        self._multiply = loaded().linear
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map (rows, in_features) to (rows, out_features), in the dtype of the weights.
@@ -128,7 +130,7 @@ def is_vectorised_for(dtype: torch.dtype) -> bool:
 
 def _pack(plain: Tensor, packed: Tensor) -> None:
     """Rearrange (outputs, inputs) into panels, (panels, inputs, outputs of a panel)."""
-    weights = _Weights(outputs=plain.shape[0], inputs=plain.shape[1], is_bf16=plain.dtype == torch.bfloat16)
+    weights = CWeights(outputs=plain.shape[0], inputs=plain.shape[1], is_bf16=plain.dtype == torch.bfloat16)
     loaded().linear_pack(
         ctypes.c_void_p(plain.data_ptr()),
         ctypes.c_int64(plain.stride(0)),

@@ -3,13 +3,16 @@
 On CPUs with the right vector instructions, Updraft's kernel (decision 025) is faster up to some hundred rows. oneDNN
 serves processors with matrix units (AMX), other architectures, and machines without a compiler.
 
-INT8 and INT4 weights are multiplied with unquantized activations (W8A16, W4A16). FP8 weights are multiplied with
-activations that are rounded to FP8 token by token, because tensor cores multiply FP8 with FP8.
+INT8 and INT4 weights are multiplied with unquantized activations (W8A16, W4A16), and so are FP8 weights with several
+scales per feature. On a GPU, other FP8 weights are multiplied with activations that are rounded to FP8 token by token,
+because tensor cores multiply FP8 with FP8.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +22,7 @@ from ..runtime.backend import uses_triton
 from ..runtime.host_memory import release_freed_memory
 from . import cpu, onednn
 from .cpu import NativeEmbedding, NativeLinear
+from .cpu_quantized import NativeQuantizedLinear, can_pack_quantized
 from .onednn import MIN_ROWS, OneDnnLinear
 from .reference import quantized_linear_reference
 from .types import Fp8Weight, Int8Weight, QuantizedWeight
@@ -28,8 +32,48 @@ _CHECKED_ROWS = 40
 _FP8_CAPABILITY = (8, 9)
 
 
+class QuantizedLinear(nn.Module):
+    """A linear layer with a quantized weight, for activations of `dtype`."""
+
+    bias: Tensor | None
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.shape, self.dtype = weight.shape, dtype
+        self._form = type(weight)
+        self._tensors = [field.name for field in fields(weight) if field.name != "shape"]
+        for name in self._tensors:  # buffers, so that they move with the model
+            self.register_buffer(name, getattr(weight, name))
+        self.register_buffer("bias", bias)
+
+    @property
+    def weight(self) -> QuantizedWeight:
+        parts: dict[str, Any] = {name: getattr(self, name) for name in self._tensors}
+        if self._form is Fp8Weight:
+            parts["shape"] = self.shape
+        return self._form(**parts)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (rows, in_features) to (rows, out_features)."""
+        product = quantized_linear(hidden, self.weight)
+        return product if self.bias is None else product + self.bias
+
+
+class ReorderedInputs(nn.Module):
+    """A packed layer whose columns were reordered: sorts its inputs in the same way."""
+
+    def __init__(self, order: Tensor, layer: NativeQuantizedLinear) -> None:
+        super().__init__()
+        self.shape, self.dtype = layer.shape, layer.dtype
+        self._order, self._layer = order, layer
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map (rows, in_features) to (rows, out_features)."""
+        return self._layer(hidden.index_select(1, self._order))
+
+
 def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
-    """Replace every `nn.Linear` of a CPU model in place, if its weights can be packed.
+    """Replace every `nn.Linear` and `QuantizedLinear` of a CPU model in place, if its weights can be packed.
 
     The plain weights are overwritten or freed, unless another layer uses them too. Embeddings that are tied to a head
     are looked up in the head if Updraft's kernel packs it. A packed model stays unchanged. Raises ConfigurationError if
@@ -41,7 +85,8 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
     embeddings = {
         child.weight.data_ptr(): (parent, name) for parent, name, child in children if isinstance(child, nn.Embedding)
     }
-    places = [(parent, name) for parent, name, child in children if isinstance(child, nn.Linear | OneDnnLinear)]
+    kinds = nn.Linear | OneDnnLinear | QuantizedLinear
+    places = [(parent, name) for parent, name, child in children if isinstance(child, kinds)]
     del children
     for parent, name in places:  # one at a time: each plain matrix is freed before the next is packed
         child = getattr(parent, name)
@@ -55,6 +100,8 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
             if isinstance(packed, OneDnnLinear):  # oneDNN made a copy; NativeLinear packs in place
                 del child
                 release_freed_memory()
+        elif isinstance(child, QuantizedLinear):
+            setattr(parent, name, _packed_quantized(child))
         elif batch_invariant and not child.is_invariant:
             raise ConfigurationError(
                 "batch_invariant: another engine packed this model without the option. Load the model again.",
@@ -73,6 +120,16 @@ def pack_linear(linear: nn.Linear, *, batch_invariant: bool = False, take_over: 
     if cpu.can_pack(linear.weight) and (not has_onednn or _beats_onednn(linear.weight, batch_invariant)):
         return NativeLinear(linear, take_over=take_over)
     return OneDnnLinear(linear, batch_invariant=batch_invariant) if has_onednn else linear
+
+
+def _packed_quantized(layer: QuantizedLinear) -> nn.Module:
+    """Return the layer with its weight packed for the C kernel, or the layer itself without that kernel."""
+    weight = layer.weight
+    if not can_pack_quantized(weight, layer.dtype):
+        return layer
+    packed = NativeQuantizedLinear(weight, layer.bias, layer.dtype)
+    order = _order(weight)
+    return packed if order is None else ReorderedInputs(order, packed)
 
 
 def implementations(linear: nn.Linear) -> list[nn.Module]:
@@ -96,6 +153,9 @@ def quantized_linear(hidden: Tensor, weight: QuantizedWeight) -> Tensor:
     On CUDA: float16 or bfloat16, contiguous rows. Below compute capability 8.9, FP8 is dequantized in every call.
     """
     _check_hidden(hidden, weight)
+    order = _order(weight)
+    if order is not None:
+        hidden = hidden.index_select(1, order)
     if not uses_triton(hidden) or (isinstance(weight, Fp8Weight) and not _multiplies_fp8(hidden)):
         return quantized_linear_reference(hidden, weight)
     from .triton import fp8_linear, int4_linear, int8_linear
@@ -105,6 +165,10 @@ def quantized_linear(hidden: Tensor, weight: QuantizedWeight) -> Tensor:
     if isinstance(weight, Int8Weight):
         return int8_linear(hidden, weight)
     return int4_linear(hidden, weight)
+
+
+def _order(weight: QuantizedWeight) -> Tensor | None:
+    return None if isinstance(weight, Fp8Weight) else weight.order
 
 
 def _beats_onednn(weight: Tensor, batch_invariant: bool) -> bool:
@@ -117,7 +181,7 @@ def _check_invariance(model: nn.Module) -> None:
     """Raise ConfigurationError if a row's result depends on other rows. Checks one layer of each weight shape."""
     shapes: set[tuple[int, ...]] = set()
     for module in model.modules():
-        if isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear | QuantizedLinear):
             raise ConfigurationError(
                 "batch_invariant needs weights on a CPU in float32 or bfloat16, and a C compiler (set CC, or install "
                 "gcc) or oneDNN.",

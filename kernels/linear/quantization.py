@@ -10,8 +10,9 @@ from ...protocol.errors import ConfigurationError
 from ..runtime.numeric import FP8_MAX
 from .types import ALIGNMENT, FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight
 
-GROUP_SIZES = (64, 128)
+GROUP_SIZES = (128, 64)
 _INT8_MAX = 127.0
+_STEPS = (128, 64)  # inputs that a step of the INT4 kernel can have
 
 
 def quantize_fp8(weight: Tensor, *, per_tensor: bool = False) -> Fp8Weight:
@@ -19,33 +20,72 @@ def quantize_fp8(weight: Tensor, *, per_tensor: bool = False) -> Fp8Weight:
     wide = weight.float()
     largest = wide.abs().amax(dim=1)
     scale = (largest.amax().expand_as(largest) if per_tensor else largest).clamp(min=SMALLEST_SCALE) / FP8_MAX
-    data = (wide / scale[:, None]).clamp(-FP8_MAX, FP8_MAX)
-    features, inputs = weight.shape
-    data = functional.pad(data, (0, -inputs % ALIGNMENT, 0, -features % ALIGNMENT)).to(FP8)
-    return Fp8Weight(data, functional.pad(scale, (0, -features % ALIGNMENT), value=1.0), (features, inputs))
+    return fp8_weight((wide / scale[:, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale[None])
 
 
 def quantize_int8(weight: Tensor) -> Int8Weight:
     """Quantize `weight` (features, inputs) to INT8; inputs must be a multiple of 16."""
-    _check_inputs(weight, ALIGNMENT)
     wide = weight.float()
     scale = wide.abs().amax(dim=1).clamp(min=SMALLEST_SCALE) / _INT8_MAX
-    return Int8Weight((wide / scale[:, None]).round().to(torch.int8), scale)
+    return int8_weight((wide / scale[:, None]).round().to(torch.int8), scale[None])
 
 
-def quantize_int4(weight: Tensor, group_size: int = 128) -> Int4Weight:
-    """Quantize `weight` (features, inputs) to INT4; inputs must be a multiple of `group_size`, which is 64 or 128."""
+def quantize_int4(weight: Tensor, group_size: int | None = None) -> Int4Weight:
+    """Quantize `weight` (features, inputs) to INT4; inputs must be a multiple of `group_size`, which is 64 or 128.
+
+    None: the larger that divides the inputs. A scale's sign makes its group's largest magnitude -8, so zeros would gain
+    little and are not used.
+    """
+    inputs = weight.shape[1]
+    if group_size is None:
+        group_size = next((size for size in GROUP_SIZES if inputs % size == 0), min(GROUP_SIZES))
     if group_size not in GROUP_SIZES:
         raise ConfigurationError(f"group_size must be one of {GROUP_SIZES}, not {group_size}.", param="group_size")
     _check_inputs(weight, group_size)
-    groups = weight.float().reshape(weight.shape[0], -1, group_size).transpose(0, 1)
+    groups = weight.float().reshape(weight.shape[0], -1, group_size)
     extreme = groups.gather(2, groups.abs().argmax(dim=2, keepdim=True))
     scale = extreme / -8
     scale = torch.where(scale == 0, SMALLEST_SCALE, scale)
-    values = (groups / scale).round().clamp(-8, 7).int() + 8
-    first, second, third, fourth = values.chunk(4, dim=2)
-    words = first | second << 4 | third << 8 | fourth << 12
-    return Int4Weight(words.to(torch.int16).contiguous(), scale.squeeze(2).contiguous())
+    values = (groups / scale).round().clamp(-8, 7).to(torch.int8)
+    return int4_weight(values.reshape(weight.shape), scale.squeeze(2).t())
+
+
+def fp8_weight(data: Tensor, scale: Tensor) -> Fp8Weight:
+    """Return the weight of `data` (features, inputs) in FP8 and `scale` (groups, features)."""
+    features, inputs = data.shape
+    if len(scale) > 1:
+        _check_inputs(data, ALIGNMENT)
+    padded = functional.pad(data.view(torch.uint8), (0, -inputs % ALIGNMENT, 0, -features % ALIGNMENT)).view(FP8)
+    return Fp8Weight(padded, functional.pad(scale, (0, -features % ALIGNMENT), value=1.0), (features, inputs))
+
+
+def int8_weight(data: Tensor, scale: Tensor, zero: Tensor | None = None, order: Tensor | None = None) -> Int8Weight:
+    """Return the weight of `data` (features, inputs) int8, whose groups must be multiples of 16 inputs."""
+    _check_inputs(data, ALIGNMENT * len(scale))
+    return Int8Weight(data.contiguous(), scale.contiguous(), _contiguous(zero), order)
+
+
+def int4_weight(values: Tensor, scale: Tensor, zero: Tensor | None = None, order: Tensor | None = None) -> Int4Weight:
+    """Return the weight of `values` (features, inputs) int8 from -8 to 7.
+
+    Inputs must be a multiple of 64. A group must be a multiple of 64 inputs, or have 32 or 16.
+    """
+    features, inputs = values.shape
+    _check_inputs(values, min(_STEPS))
+    length = inputs // len(scale)
+    step = next((step for step in _STEPS if length % step == 0), min(_STEPS))
+    if length % step and length not in (32, 16):
+        raise ConfigurationError(
+            f"Groups of {length} inputs are not supported in 4 bits: use 16, 32 or multiples of 64.",
+            param="quantization",
+        )
+    quarters = (values + 8).view(features, -1, 4, step // 4).transpose(0, 1).to(torch.int16)
+    words = quarters[:, :, 0] | quarters[:, :, 1] << 4 | quarters[:, :, 2] << 8 | quarters[:, :, 3] << 12
+    return Int4Weight(words.contiguous(), scale.contiguous(), _contiguous(zero), order)
+
+
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
 
 
 def _check_inputs(weight: Tensor, multiple: int) -> None:

@@ -24,35 +24,51 @@ from .launch import MatmulShape, inputs_per_step, matmul_launch, split_k
 from .types import FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight
 
 _REDUCED = 1024
+#: Maximum inputs per step of 8-bit weights in groups: longer steps need more registers.
+_GROUPED_STEP = 64
 #: Arguments that vary between steps. Triton must not compile separate kernels for values of 1 and multiples of 16.
-_VARYING = ("num_tokens", "num_steps", "split_steps")
+_VARYING = ("num_tokens", "num_steps", "split_steps", "group_steps")
 #: Number of multiprocessors assumed in Triton's interpreter: so few that even small products in tests are split.
 _SMALL_GPU = 4
 
 
 def int8_linear(hidden: Tensor, weight: Int8Weight) -> Tensor:
     """Map (tokens, inputs) to (tokens, features) in the dtype of `hidden`."""
-    step = inputs_per_step(hidden.shape[1], hidden.shape[0])
-    product = MatmulShape(hidden.shape[0], weight.shape[0], hidden.shape[1] // step)
-    return _linear(int8_kernel, hidden, (weight.data, weight.scale), product, {"BLOCK_INPUTS": step})
+    return _byte_linear(hidden, weight.data, weight.scale, weight.zero, weight.shape[0])
+
+
+def _byte_linear(hidden: Tensor, data: Tensor, scale: Tensor, zero: Tensor | None, features: int) -> Tensor:
+    """Multiply by INT8 or FP8 `data` with `scale` and `zero` per group of inputs."""
+    tokens, inputs = hidden.shape
+    step = inputs_per_step(inputs // len(scale), tokens)
+    step = min(step, _GROUPED_STEP) if len(scale) > 1 else step
+    product = MatmulShape(tokens, features, inputs // step)
+    constants = {"GROUPED": len(scale) > 1, "HAS_ZERO": zero is not None, "BLOCK_INPUTS": step}
+    return _linear(byte_kernel, hidden, (data, scale, scale if zero is None else zero), product, constants)
 
 
 def int4_linear(hidden: Tensor, weight: Int4Weight) -> Tensor:
     """Map (tokens, inputs) to (tokens, features) in the dtype of `hidden`."""
-    product = MatmulShape(hidden.shape[0], weight.shape[0], weight.packed.shape[0])
-    return _linear(int4_kernel, hidden, (weight.packed, weight.scale), product, {"GROUP": weight.group_size})
+    steps, groups = len(weight.packed), len(weight.scale)
+    product = MatmulShape(hidden.shape[0], weight.shape[0], steps)
+    constants = {"STEP": weight.step, "GROUPS": max(1, groups // steps), "HAS_ZERO": weight.zero is not None}
+    zero = weight.scale if weight.zero is None else weight.zero
+    return _linear(int4_kernel, hidden, (weight.packed, weight.scale, zero), product, constants)
 
 
 def fp8_linear(hidden: Tensor, weight: Fp8Weight) -> Tensor:
     """Map (tokens, inputs) to (tokens, features) in the dtype of `hidden`, multiplied by cuBLAS or CUTLASS.
 
-    With scales per token and feature, torch returns only bfloat16, which is converted for float16 `hidden`.
+    With scales per token and feature, torch returns only bfloat16, which is converted for float16 `hidden`. Weights
+    with a scale per group are multiplied with unquantized activations in Triton.
     """
+    if len(weight.scale) > 1:
+        return _byte_linear(hidden, weight.data, weight.scale, None, weight.shape[0])
     data, scale = quantize_tokens(hidden)
     if not len(hidden):
         return hidden.new_empty(0, weight.shape[0])
     out = torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-        data, weight.data.t(), scale_a=scale[:, None], scale_b=weight.scale[None, :], out_dtype=torch.bfloat16
+        data, weight.data.t(), scale_a=scale[:, None], scale_b=weight.scale, out_dtype=torch.bfloat16
     )
     return out[:, : weight.shape[0]].to(hidden.dtype)
 
@@ -73,7 +89,11 @@ def quantize_tokens(hidden: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _linear(
-    kernel: Any, hidden: Tensor, weights: tuple[Tensor, Tensor], product: MatmulShape, constants: Mapping[str, int]
+    kernel: Any,
+    hidden: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    product: MatmulShape,
+    constants: Mapping[str, int],
 ) -> Tensor:
     """Launch `kernel`, and sum its splits if there are several."""
     tokens, features = product.tokens, product.features
@@ -86,7 +106,8 @@ def _linear(
     parts = out if is_whole else hidden.new_empty(split.count, tokens, features, dtype=torch.float32)
     grid = (cdiv(features, launch.tiles["BLOCK_FEATURES"]), cdiv(tokens, launch.tiles["BLOCK_TOKENS"]), split.count)
     kernel[grid](
-        hidden, *weights, parts, tokens, features, product.steps, hidden.stride(0), split.steps,
+        hidden, *weights, parts, tokens, features, product.steps, hidden.stride(0), weights[1].stride(0), split.steps,
+        max(1, product.steps // len(weights[1])),
         **constants, **launch.tiles, num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     if not is_whole:
@@ -96,11 +117,16 @@ def _linear(
 
 
 @triton.jit(do_not_specialize=_VARYING)
-def int8_kernel(
-    hidden, weight, scale, out, num_tokens, num_features, num_steps, token_stride, split_steps,
+def byte_kernel(
+    hidden, weight, scale, zero, out, num_tokens, num_features, num_steps, token_stride, group_stride, split_steps,
+    group_steps,
+    GROUPED: tl.constexpr, HAS_ZERO: tl.constexpr,
     BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of features and tokens over the steps of this split, BLOCK_INPUTS inputs each."""
+    """Compute one tile of features and tokens over the steps of this split, BLOCK_INPUTS inputs each.
+
+    A group has `group_steps` steps. Zeros are subtracted from the weights, which is exact in all types of activations.
+    """
     features = tl.program_id(0) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
     tokens = tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     # Programs at the border read the last row instead of rows that do not exist; these results are not stored.
@@ -111,21 +137,38 @@ def int8_kernel(
     weights = weight + row[:, None] * (num_steps * BLOCK_INPUTS) + inputs[None, :]
     activations = hidden + column[None, :] * token_stride + inputs[:, None]
     total = tl.zeros((BLOCK_FEATURES, BLOCK_TOKENS), tl.float32)
-    for _ in range(first, tl.minimum(first + split_steps, num_steps)):
+    for step in range(first, tl.minimum(first + split_steps, num_steps)):
         values = tl.load(activations)
-        total = tl.dot(tl.load(weights).to(values.dtype), values, total, input_precision="ieee")
+        numbers = tl.load(weights).to(values.dtype)
+        if GROUPED:
+            group = (step // group_steps).to(tl.int64) * group_stride + row
+            if HAS_ZERO:
+                numbers -= tl.load(zero + group)[:, None].to(values.dtype)
+            total += tl.dot(numbers, values, input_precision="ieee") * tl.load(scale + group)[:, None]
+        else:
+            if HAS_ZERO:
+                numbers -= tl.load(zero + row)[:, None].to(values.dtype)
+            total = tl.dot(numbers, values, total, input_precision="ieee")
         weights += BLOCK_INPUTS
         activations += BLOCK_INPUTS
-    _store_tile(out, total * tl.load(scale + row)[:, None], features, tokens, num_features, num_tokens)
+    if not GROUPED:
+        total *= tl.load(scale + row)[:, None]
+    _store_tile(out, total, features, tokens, num_features, num_tokens)
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def int4_kernel(
-    hidden, packed, scale, out, num_tokens, num_features, num_steps, token_stride, split_steps,
-    GROUP: tl.constexpr, BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
+    hidden, packed, scale, zero, out, num_tokens, num_features, num_steps, token_stride, group_stride, split_steps,
+    group_steps,
+    GROUPS: tl.constexpr, HAS_ZERO: tl.constexpr, STEP: tl.constexpr,
+    BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of features and tokens over the groups of this split; a step is a group."""
-    WORDS: tl.constexpr = GROUP // 4
+    """Compute one tile of features and tokens over the steps of this split.
+
+    A step has GROUPS groups, or a group has `group_steps` steps.
+    """
+    WORDS: tl.constexpr = STEP // 4
+    QUARTERS: tl.constexpr = 4 // GROUPS
     features = tl.program_id(0) * BLOCK_FEATURES + tl.arange(0, BLOCK_FEATURES)
     tokens = tl.program_id(1) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     row = tl.minimum(features, num_features - 1).to(tl.int64)
@@ -133,19 +176,22 @@ def int4_kernel(
     first = tl.program_id(2) * split_steps
     inside = tl.arange(0, WORDS)
     weights = packed + first.to(tl.int64) * num_features * WORDS + row[:, None] * WORDS + inside[None, :]
-    scales = scale + first.to(tl.int64) * num_features + row
-    activations = hidden + column[None, :] * token_stride + first * GROUP + inside[:, None]
+    activations = hidden + column[None, :] * token_stride + first * STEP + inside[:, None]
     total = tl.zeros((BLOCK_FEATURES, BLOCK_TOKENS), tl.float32)
-    for _ in range(first, tl.minimum(first + split_steps, num_steps)):
+    for step in range(first, tl.minimum(first + split_steps, num_steps)):
         words = tl.load(weights)
-        part = tl.zeros((BLOCK_FEATURES, BLOCK_TOKENS), tl.float32)
-        for quarter in tl.static_range(4):
-            values = tl.load(activations + quarter * WORDS)
-            part = tl.dot(_quarter(words, quarter, values.dtype), values, part, input_precision="ieee")
-        total += part * tl.load(scales)[:, None]
+        for index in tl.static_range(GROUPS):
+            group = (step * GROUPS // group_steps + index).to(tl.int64) * group_stride + row
+            part = tl.zeros((BLOCK_FEATURES, BLOCK_TOKENS), tl.float32)
+            for inner in tl.static_range(QUARTERS):
+                values = tl.load(activations + (index * QUARTERS + inner) * WORDS)
+                numbers = _quarter(words, index * QUARTERS + inner, values.dtype)
+                if HAS_ZERO:
+                    numbers -= tl.load(zero + group)[:, None].to(values.dtype)
+                part = tl.dot(numbers, values, part, input_precision="ieee")
+            total += part * tl.load(scale + group)[:, None]
         weights += num_features * WORDS
-        scales += num_features
-        activations += GROUP
+        activations += STEP
     _store_tile(out, total, features, tokens, num_features, num_tokens)
 
 

@@ -4,10 +4,17 @@
 
 #include <stdint.h>
 
-/* `packed`: panels of outputs (linear.c), (ceil(outputs / PANEL), inputs, PANEL). `bias`: null or one per output. */
+/* Formats of weights: the type of inputs and outputs, or quantized. */
+enum { PLAIN, INT8, INT4, FP8 };
+
+/* `packed`: panels of outputs (linear.c, quantized.c), (ceil(outputs / PANEL), inputs, PANEL). `bias`: null or one per
+   output. Only for quantized weights: `scale` and `zero`, (panels, groups, PANEL); `zero` may be null. `format`: of the
+   weights; `is_bf16`: inputs, outputs, bias and plain weights are bfloat16, else float. */
 typedef struct {
     const void *packed, *bias;
-    int64_t outputs, inputs, is_bf16;
+    const float *scale;
+    const int8_t *zero;
+    int64_t outputs, inputs, is_bf16, format, groups;
 } Weights;
 
 /* `inputs`: rows with a distance of `stride` elements. `outputs`: contiguous rows. */
@@ -19,6 +26,7 @@ typedef struct {
 } LinearCall;
 
 void linear(const LinearCall *call);
+void quantized_linear(const LinearCall *call);
 int linear_rows(const Weights *weights, const int64_t *outputs, int64_t rows, void *plain);
 
 /* Rows of `hidden` and `residual` are `stride` and `residual_stride` elements apart; rows of `out` are contiguous. If

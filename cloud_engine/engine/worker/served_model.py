@@ -62,7 +62,9 @@ def load_weights(
 ) -> Decoder:
     """Load this rank's part of the weights. Raises ModelLoadError."""
     dtype = _DTYPES.get(config.dtype, torch.float32 if config.device == "cpu" else None)
-    return load_model(folder, dtype=dtype, device=config.device, progress=progress, group=group)
+    return load_model(
+        folder, dtype=dtype, device=config.device, progress=progress, group=group, quantization=config.quantization
+    )
 
 
 @dataclass(frozen=True, slots=True)

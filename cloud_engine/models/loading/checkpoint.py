@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,9 @@ _BYTES_AT_ONCE = 2**24
 _METADATA = "__metadata__"
 _LENGTH_BYTES = 8  # length of the header, at the start of a file
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_QUANTIZED = {"I8": torch.int8, "U8": torch.uint8, "F8_E4M3": torch.float8_e4m3fn}
+#: Types that only quantized layers use.
+_OTHERS = {**_QUANTIZED, "I32": torch.int32, "I64": torch.int64}
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -64,6 +69,13 @@ class SafetensorsFolder:
         """Return the `expected` tensors that are missing, and the existing tensors that are not expected."""
         return expected - self._tensors.keys(), self._tensors.keys() - expected
 
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def is_quantized(self, name: str) -> bool:
+        """Return whether a tensor is stored with 8 bits per number."""
+        return self._tensors[name].entry.dtype in _QUANTIZED
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._tensors[name].entry.shape
 
@@ -75,16 +87,28 @@ class SafetensorsFolder:
     def copy_into(self, name: str, target: Tensor) -> None:
         """Copy a tensor into `target`, which has the same shape, converting to its dtype."""
         stored = self._tensors[name]
-        dtype = _DTYPES.get(stored.entry.dtype)
-        if dtype is None:
-            raise ModelLoadError(f"{stored.path}: {name} has the dtype {stored.entry.dtype}; use {', '.join(_DTYPES)}.")
-        if stored.end - stored.start != target.numel() * dtype.itemsize:
-            raise ModelLoadError(f"{stored.path} is damaged: {name} has the wrong number of bytes.")
-        source = torch.frombuffer(stored.mapping, dtype=dtype, offset=stored.start, count=target.numel())
+        source = _numbers(name, stored, _DTYPES)
         rows = max(1, _BYTES_AT_ONCE * len(target) // (target.numel() * 4))
         for into, piece in zip(target.split(rows), source.view(target.shape).split(rows), strict=True):
             into.copy_(piece)
             stored.mapping.madvise(mmap.MADV_DONTNEED)  # release pages that have been read
+
+    def read(self, name: str) -> Tensor:
+        """Return a copy of a tensor as it is stored."""
+        stored = self._tensors[name]
+        tensor = _numbers(name, stored, {**_DTYPES, **_OTHERS}).clone().view(stored.entry.shape)
+        stored.mapping.madvise(mmap.MADV_DONTNEED)
+        return tensor
+
+
+def _numbers(name: str, stored: _StoredTensor, known: Mapping[str, torch.dtype]) -> Tensor:
+    """Return the numbers of a tensor in its file. Raises ModelLoadError if their type is not in `known`."""
+    dtype, count = known.get(stored.entry.dtype), math.prod(stored.entry.shape)
+    if dtype is None:
+        raise ModelLoadError(f"{stored.path}: {name} has the dtype {stored.entry.dtype}; use {', '.join(known)}.")
+    if stored.end - stored.start != count * dtype.itemsize:
+        raise ModelLoadError(f"{stored.path} is damaged: {name} has the wrong number of bytes.")
+    return torch.frombuffer(stored.mapping, dtype=dtype, offset=stored.start, count=count)
 
 
 def _files(folder: Path) -> list[Path]:

@@ -8,15 +8,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ....kernels.linear.ops import QuantizedLinear
+from ....kernels.linear.types import QuantizedWeight
+from ....kernels.runtime.backend import Quantization
 from ....protocol.errors import ModelLoadError
 from ..decoder import Decoder
 from ..families import FAMILIES
 from ..families.family import Family, architecture
 from ..fields import Fields
-from ..layers import Linear, TokenEmbedding
+from ..formats.load_time import quantizer
+from ..layers import Linear
 from ..sharding import ALONE, ModelGroup
 from .checkpoint import SafetensorsFolder
 from .gguf_file import GgufFile
+from .quantized_layers import QuantizedLayers
 
 #: Called after each parameter with the number of bytes loaded so far, and the total.
 Progress = Callable[[int, int], None]
@@ -30,40 +35,55 @@ def load_model(
     device: str = "cpu",
     progress: Progress | None = None,
     group: ModelGroup = ALONE,
+    quantization: Quantization | None = None,
 ) -> Decoder:
-    """Load a Hugging Face style folder or a GGUF file, converting the weights to `dtype` one by one.
+    """Load a Hugging Face style folder or a GGUF file, converting plain weights to `dtype` one by one.
 
-    If `dtype` is None, all weights get the type of the stored embedding. A rank of a larger `group` keeps only its part
-    of each weight.
+    If `dtype` is None, all plain weights get the type of the stored embedding. A rank of a larger `group` keeps only
+    its part of each weight. Layers that are stored in a quantized format keep it. `quantization` quantizes all linear
+    layers of a plain model, except a tied head.
 
     Raises ModelLoadError for an unknown architecture, a missing or damaged file, and missing, unexpected or wrongly
-    shaped tensors; the message names them.
+    shaped tensors; the message names them. Raises ConfigurationError if the weights do not suit `group` or
+    `quantization`.
     """
     checkpoint = GgufFile(path) if path.suffix == ".gguf" else SafetensorsFolder(path)
     family = family_of(checkpoint.fields)
     config = family.read_config(checkpoint.fields)
+    quantize = None if quantization is None else quantizer(quantization, checkpoint.fields, device)
     with torch.device("meta"):
         whole, model = Decoder(config), Decoder(config, group)
     parameters = dict(whole.named_parameters())  # lists a tied head only once
     own = {model.whole_name(name): name for name, _ in model.named_parameters()}
     sources = _sources(checkpoint, family, list(parameters))
-    _check_names(checkpoint, sources, tied_head=config.tie_word_embeddings, ignored=family.ignored)
+    layers = QuantizedLayers(checkpoint, sources) if isinstance(checkpoint, SafetensorsFolder) else None
+    _check_names(checkpoint, sources, layers, tied_head=config.tie_word_embeddings, ignored=family.ignored)
     dtype = dtype or checkpoint.dtype(sources["embed_tokens.weight"][0])
     total = sum(parameters[name].numel() for name in own) * dtype.itemsize
     state: dict[str, Tensor] = {}
+    quantized: dict[str, QuantizedWeight] = {}
     loaded = 0
     for name in filter(own.__contains__, sources):
-        parts = sources[name]
-        rows = _rows(checkpoint, parts, parameters[name].shape)
-        weight = torch.empty(parameters[name].shape, dtype=dtype, device=device if group.size == 1 else "cpu")
-        for part, piece in zip(parts, weight.split(rows), strict=True):
-            checkpoint.copy_into(part, piece)
-        loaded += weight.nbytes
-        module = model.get_submodule(own[name].rpartition(".")[0])
-        is_shared = isinstance(module, Linear | TokenEmbedding)
-        state[own[name]] = (module.shard.take(weight) if is_shared else weight).to(device)
+        parts, shape, module = sources[name], parameters[name].shape, own[name].rpartition(".")[0]
+        shard = getattr(model.get_submodule(module), "shard", None)
+        if layers is not None and name in layers:
+            quantized[module] = layers.load(name, tuple(shape), shard)
+        else:
+            rows = _rows(checkpoint, parts, shape)
+            weight = torch.empty(shape, dtype=dtype, device=device if group.size == 1 else "cpu")
+            for part, piece in zip(parts, weight.split(rows), strict=True):
+                checkpoint.copy_into(part, piece)
+            weight = weight if shard is None else shard.take(weight)
+            if quantize is not None and name.endswith(".weight") and isinstance(model.get_submodule(module), Linear):
+                quantized[module] = quantize(weight)
+            else:
+                state[own[name]] = weight.to(device)
+        loaded += shape.numel() * dtype.itemsize
         if progress:
             progress(loaded, total)
+    for module, weight in quantized.items():
+        layer = QuantizedLinear(weight, state.pop(f"{module}.bias", None), dtype)
+        model.set_submodule(module, layer.to(device))
     model.load_state_dict(state, assign=True, strict=False)  # not strict, because `_check_names` has checked the names
     if config.tie_word_embeddings and group.is_last:
         model.lm_head.weight = model.embed_tokens.weight
@@ -88,14 +108,23 @@ def _sources(checkpoint: Checkpoint, family: Family, parameters: list[str]) -> d
 
 
 def _check_names(
-    checkpoint: Checkpoint, sources: Mapping[str, tuple[str, ...]], *, tied_head: bool, ignored: tuple[str, ...]
+    checkpoint: Checkpoint,
+    sources: Mapping[str, tuple[str, ...]],
+    layers: QuantizedLayers | None,
+    *,
+    tied_head: bool,
+    ignored: tuple[str, ...],
 ) -> None:
     expected = {part for parts in sources.values() for part in parts}
+    if layers is not None:
+        expected = layers.renamed(expected)
     missing, unexpected = checkpoint.difference(expected)
     _refuse(checkpoint.where, "missing", missing)
     # Some exporters also write derived tensors: rotary frequencies, or the output layer of a tied head.
     derived = ("rotary_emb.inv_freq", "lm_head.weight") if tied_head else ("rotary_emb.inv_freq",)
     unexpected = {name for name in unexpected if not name.endswith(derived) and not name.startswith(ignored)}
+    if layers is not None:
+        unexpected = {name for name in unexpected if not layers.is_ignored(name)}
     _refuse(checkpoint.where, "unexpected", unexpected)
 
 

@@ -6,7 +6,14 @@ import pytest
 import torch
 from updraft.kernels.linear.launch import MatmulShape, inputs_per_step, matmul_launch, split_k
 from updraft.kernels.linear.ops import quantized_linear
-from updraft.kernels.linear.quantization import quantize_fp8, quantize_int4, quantize_int8
+from updraft.kernels.linear.quantization import (
+    fp8_weight,
+    int4_weight,
+    int8_weight,
+    quantize_fp8,
+    quantize_int4,
+    quantize_int8,
+)
 from updraft.kernels.linear.reference import quantize_tokens_reference, quantized_linear_reference
 from updraft.kernels.linear.types import FP8, Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 from updraft.protocol.errors import ConfigurationError
@@ -62,7 +69,7 @@ def test_one_scale_for_the_tensor_and_padding() -> None:
     quantized = quantize_fp8(weight, per_tensor=True)
     assert quantized.data.shape == (32, 32)
     assert quantized.data.dtype == FP8
-    assert len(set(quantized.scale[:17].tolist())) == 1
+    assert len(set(quantized.scale[0, :17].tolist())) == 1
     assert quantized.dequantized().shape == (17, 20)
 
 
@@ -82,7 +89,11 @@ def test_on_a_cpu_the_reference_runs(weight: QuantizedWeight) -> None:
 
 def test_wrong_input_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="multiple of 128"):
-        quantize_int4(drawn(4, 192))
+        quantize_int4(drawn(4, 192), 128)
+    with pytest.raises(ConfigurationError, match="multiple of 64"):
+        quantize_int4(drawn(4, 96))
+    with pytest.raises(ConfigurationError, match="Groups of 48 inputs"):
+        int4_weight(torch.zeros(4, 192, dtype=torch.int8), torch.ones(4, 4))
     with pytest.raises(ConfigurationError, match="group_size"):
         quantize_int4(drawn(4, 192), 96)
     with pytest.raises(ConfigurationError, match="multiple of 16"):
@@ -143,6 +154,37 @@ def test_integer_kernels_agree_with_the_reference(shape: tuple[int, int, int], d
     if tokens:
         exact = hidden.double() @ quantized.dequantized().double().T
         assert relative(output, exact) < (1e-3 if dtype == torch.float16 else 1e-6)
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("tokens", "features", "inputs"), [(1, 32, 256), (3, 33, 768), (70, 130, 256)])
+@pytest.mark.parametrize(("bits", "group"), [(8, 16), (8, 128), (4, 16), (4, 32), (4, 64), (4, 256), ("fp8", 64)])
+def test_kernels_with_groups_and_zeros(
+    tokens: int, features: int, inputs: int, bits: int | str, group: int, dtype: torch.dtype
+) -> None:
+    pytest.importorskip("triton")
+    from updraft.kernels.linear import triton as quantized_triton
+
+    generator = torch.Generator().manual_seed(0)
+    scale = torch.rand(inputs // group, features, generator=generator) * 0.1 + 0.01
+    hidden = drawn(tokens, inputs, seed=3).to(dtype)
+    quantized: QuantizedWeight
+    if isinstance(bits, str):
+        quantized = fp8_weight(drawn(features, inputs).to(FP8), scale)
+        output = quantized_triton.fp8_linear(hidden, quantized)
+    else:
+        limits = -(1 << bits - 1), 1 << bits - 1
+        numbers = torch.randint(*limits, (features, inputs), generator=generator, dtype=torch.int8)
+        zero = torch.randint(*limits, scale.shape, generator=generator, dtype=torch.int8)
+        if bits == 8:
+            quantized = int8_weight(numbers, scale, zero)
+            output = quantized_triton.int8_linear(hidden, quantized)
+        else:
+            quantized = int4_weight(numbers, scale, zero)
+            output = quantized_triton.int4_linear(hidden, quantized)
+    exact = hidden.double() @ quantized.dequantized().double().T
+    assert relative(output, exact) < (1e-3 if dtype == torch.float16 else 2e-6)
 
 
 @pytest.mark.parametrize("group_size", [64, 128])

@@ -4,40 +4,59 @@ from __future__ import annotations
 
 from kernel_compiler import Spec
 from updraft.kernels.linear.launch import inputs_per_step, matmul_launch
-from updraft.kernels.linear.triton import fp8_tokens_kernel, int4_kernel, int8_kernel, reduce_kernel
+from updraft.kernels.linear.triton import byte_kernel, fp8_tokens_kernel, int4_kernel, reduce_kernel
 from updraft.kernels.linear.types import SMALLEST_SCALE
 from updraft.kernels.runtime.numeric import FP8_MAX
 
-COUNTS = dict.fromkeys(("num_tokens", "num_features", "num_steps", "token_stride", "split_steps"), "i32")
+COUNTS = dict.fromkeys(
+    ("num_tokens", "num_features", "num_steps", "token_stride", "group_stride", "split_steps", "group_steps"), "i32"
+)
 #: By warps: so few that 10, 3 and 1 programs share a multiprocessor.
-REGISTERS = {2: 96, 4: 160, 8: 255}
+REGISTERS = {2: 96, 4: 168, 8: 255}
 
 
-def linear(kernel, weight: str, dtype: str, tokens: int, out: str, **constants: int) -> Spec:
+def linear(kernel, weight: str, dtype: str, tokens: int, out: str, *, least: int = 80, **constants: int | bool) -> Spec:
     launch = matmul_launch(tokens)
-    pointers = ("hidden", weight, "scale", "out")
-    types = {"hidden": dtype, weight: "*i8" if weight == "weight" else "*i16", "scale": "*fp32", "out": out}
+    stored = {"weight": "*i8", "packed": "*i16", "fp8": "*fp8e4nv"}[weight]
+    zero = "*i8" if constants["HAS_ZERO"] else "*fp32"
+    types = {"hidden": dtype, weight.replace("fp8", "weight"): stored, "scale": "*fp32", "zero": zero, "out": out}
+    pointers = tuple(types)
     return Spec(
-        name=f"{kernel.__name__}-{dtype[1:]}-{tokens}-{'-'.join(map(str, constants.values()))}",
+        name=f"{kernel.__name__}-{weight}-{dtype[1:]}-{tokens}-{'-'.join(map(str, map(int, constants.values())))}",
         kernel=kernel,
         signature={**types, **COUNTS},
         constexprs={**launch.tiles, **constants},
-        aligned=(*pointers, "num_features", "token_stride"),
+        aligned=(*pointers, "num_features", "token_stride", "group_stride"),
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
+        least=least,
         max_registers=REGISTERS[launch.num_warps],
     )
 
 
-def int8(dtype: str, tokens: int, out: str) -> Spec:
-    return linear(int8_kernel, "weight", dtype, tokens, out, BLOCK_INPUTS=inputs_per_step(4096, tokens))
+def int8(dtype: str, tokens: int, out: str, *, grouped: bool = False, zero: bool = False) -> Spec:
+    step = 64 if grouped else inputs_per_step(4096, tokens)
+    return linear(byte_kernel, "weight", dtype, tokens, out, GROUPED=grouped, HAS_ZERO=zero, BLOCK_INPUTS=step)
+
+
+def fp8(tokens: int) -> Spec:
+    constants = {"GROUPED": True, "HAS_ZERO": False, "BLOCK_INPUTS": 64}
+    return linear(byte_kernel, "fp8", "*bf16", tokens, "*bf16", least=90, **constants)
+
+
+def int4(dtype: str, tokens: int, out: str, *, step: int = 128, groups: int = 1, zero: bool = False) -> Spec:
+    return linear(int4_kernel, "packed", dtype, tokens, out, STEP=step, GROUPS=groups, HAS_ZERO=zero)
 
 
 SPECS = [
     *(int8("*bf16", tokens, "*bf16") for tokens in (1, 64, 512)),
     int8("*fp16", 1, "*fp32"),
-    *(linear(int4_kernel, "packed", "*bf16", tokens, "*bf16", GROUP=128) for tokens in (1, 64, 512)),
-    linear(int4_kernel, "packed", "*fp16", 1, "*fp32", GROUP=64),
+    *(int8("*bf16", tokens, "*bf16", grouped=True, zero=True) for tokens in (1, 64, 512)),
+    *(fp8(tokens) for tokens in (1, 64, 512)),
+    *(int4("*bf16", tokens, "*bf16") for tokens in (1, 64, 512)),
+    int4("*fp16", 1, "*fp32", step=64),
+    *(int4("*bf16", tokens, "*bf16", zero=True) for tokens in (1, 64, 512)),
+    *(int4("*bf16", tokens, "*bf16", step=64, groups=2, zero=True) for tokens in (1, 64, 512)),
     Spec(
         name="reduce",
         kernel=reduce_kernel,

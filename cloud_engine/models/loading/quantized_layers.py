@@ -1,0 +1,88 @@
+"""Linear layers that a checkpoint stores in a quantized format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ....kernels.linear.types import QuantizedWeight
+from ....protocol.errors import ConfigurationError, ModelLoadError
+from ..formats import formats_of
+from ..formats.format import Format, StoredWeight, joined
+from ..sharding import Shard
+from .checkpoint import SafetensorsFolder
+
+_KV_SCALES = (".k_scale", ".v_scale")  # of a quantized KV cache, which the engine does not have
+
+
+class QuantizedLayers:
+    """The model's weights whose parts a checkpoint stores in a quantized format.
+
+    The stored tensors decide which layers are quantized, not the lists in the configuration. Raises ModelLoadError if
+    only some parts of a weight are quantized.
+    """
+
+    def __init__(self, checkpoint: SafetensorsFolder, sources: Mapping[str, tuple[str, ...]]) -> None:
+        self._checkpoint = checkpoint
+        formats = formats_of(checkpoint.fields)
+        self._ignored = (*(f".{leaf}" for form in formats for leaf in form.ignored), *_KV_SCALES) if formats else ()
+        self._layers: dict[str, list[tuple[str, Format]]] = {}
+        for name, parts in sources.items():
+            candidates = [(part.removesuffix(".weight"), _format(checkpoint, part, formats)) for part in parts]
+            layers = [(layer, form) for layer, form in candidates if form is not None]
+            if layers and len(layers) < len(candidates):
+                raise ModelLoadError(
+                    f"{checkpoint.where}: of {', '.join(parts)}, only some are quantized; all or none must be."
+                )
+            if layers:
+                self._layers[name] = layers
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._layers
+
+    def is_ignored(self, name: str) -> bool:
+        """Return whether a tensor need not be read: scales of activations, or GPTQ's biases of zeros."""
+        if name.endswith(".bias") and self._layers:
+            return not self._checkpoint.read(name).any()
+        return name.endswith(self._ignored)
+
+    def renamed(self, expected: set[str]) -> set[str]:
+        """Return the `expected` tensors, with the tensors of quantized layers instead of their plain weights."""
+        stored = {layer: form for layers in self._layers.values() for layer, form in layers}
+        plain = expected - {f"{layer}.weight" for layer in stored}
+        return plain | {f"{layer}.{leaf}" for layer, form in stored.items() for leaf in self._leaves(layer, form)}
+
+    def load(self, name: str, shape: tuple[int, ...], shard: Shard | None) -> QuantizedWeight:
+        """Load a rank's part of a weight of `shape` in the whole model. Raises ModelLoadError or ConfigurationError."""
+        layers = self._layers[name]
+        try:
+            whole = joined([self._part(layer, form, shape[1]) for layer, form in layers])
+            if tuple(whole.numbers.shape) != shape:
+                raise ModelLoadError(f"shape {tuple(whole.numbers.shape)}; the configuration needs {shape}")
+            return (whole if shard is None else whole.take(shard)).pack()
+        except ModelLoadError as error:
+            names = " + ".join(layer for layer, _ in layers)
+            raise ModelLoadError(f"{self._checkpoint.where}: {names}: {error.message}.") from error
+        except ConfigurationError as error:
+            fault = f"{name.removesuffix('.weight')}: {error.message}"
+            raise ConfigurationError(fault, param=error.param) from error
+
+    def _part(self, layer: str, form: Format, inputs: int) -> StoredWeight:
+        tensors = {leaf: self._checkpoint.read(f"{layer}.{leaf}") for leaf in self._leaves(layer, form)}
+        matrices = [leaf for leaf in form.required if not leaf.startswith("weight_scale")]
+        if any(tensors[leaf].dim() != 2 for leaf in matrices):
+            raise ModelLoadError(f"{', '.join(matrices)} must have two dimensions")
+        return form.decode(tensors, inputs)
+
+    def _leaves(self, layer: str, form: Format) -> list[str]:
+        return [*form.required, *(leaf for leaf in form.optional if self._checkpoint.has(f"{layer}.{leaf}"))]
+
+
+def _format(checkpoint: SafetensorsFolder, part: str, formats: tuple[Format, ...]) -> Format | None:
+    """Return the format of a part of a weight; None if it is plain."""
+    layer, _, leaf = part.rpartition(".")
+    if leaf != "weight":
+        return None
+    marked = [form for form in formats if checkpoint.has(f"{layer}.{form.required[0]}")]
+    marked = [form for form in marked if form.required[0] != "weight" or checkpoint.is_quantized(part)]
+    complete = [form for form in marked if all(checkpoint.has(f"{layer}.{each}") for each in form.required)]
+    return next(iter((*complete, *marked)), None)
