@@ -221,6 +221,7 @@ class NodeEvent(msgspec.Struct):
 class _WrittenChoice(msgspec.Struct):
     delta: Any = None
     text: str | None = None
+    message: Any = None  # some servers send a whole message in a stream
 
 
 class WrittenFields(msgspec.Struct):
@@ -234,7 +235,7 @@ class WrittenFields(msgspec.Struct):
         """The number of UTF-8 bytes in all generated text, including reasoning and tool-call arguments."""
         total = 0 if self.delta is None else _written_bytes(self.delta)
         for choice in self.choices or ():
-            total += _written_bytes(choice.delta or choice.text)
+            total += _written_bytes(choice.delta or choice.text or choice.message)
         return total
 
 

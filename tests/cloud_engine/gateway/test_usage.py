@@ -255,6 +255,12 @@ def test_every_delta_of_a_message_without_usage_is_counted(name: str) -> None:
     assert row.completion_tokens == 2000
 
 
+def test_a_whole_message_in_a_stream_counts() -> None:
+    chunk = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "x" * 400}}]})
+    row, _ = metered([b"data: " + chunk.encode() + b"\n\n"], UsageOptions(), running=False)
+    assert row.completion_tokens == 100
+
+
 def test_an_image_of_a_delta_counts_a_fixed_number_of_tokens() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}}
     chunk = json.dumps({"choices": [{"index": 0, "delta": {"images": [image]}}]})
