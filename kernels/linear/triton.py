@@ -183,11 +183,12 @@ def int4_kernel(
         for index in tl.static_range(GROUPS):
             group = (step * GROUPS // group_steps + index).to(tl.int64) * group_stride + row
             part = tl.zeros((BLOCK_FEATURES, BLOCK_TOKENS), tl.float32)
+            zeros = tl.zeros((BLOCK_FEATURES, 1), hidden.dtype.element_ty)
+            if HAS_ZERO:
+                zeros = tl.load(zero + group)[:, None].to(hidden.dtype.element_ty)
             for inner in tl.static_range(QUARTERS):
                 values = tl.load(activations + (index * QUARTERS + inner) * WORDS)
-                numbers = _quarter(words, index * QUARTERS + inner, values.dtype)
-                if HAS_ZERO:
-                    numbers -= tl.load(zero + group)[:, None].to(values.dtype)
+                numbers = _quarter(words, index * QUARTERS + inner, zeros, values.dtype)
                 part = tl.dot(numbers, values, part, input_precision="ieee")
             total += part * tl.load(scale + group)[:, None]
         weights += num_features * WORDS
@@ -196,18 +197,18 @@ def int4_kernel(
 
 
 @triton.jit
-def _quarter(words, index: tl.constexpr, dtype: tl.constexpr):
-    """Return the 4-bit value number `index` of each word, as -8 to 7 in `dtype`.
+def _quarter(words, index: tl.constexpr, zeros, dtype: tl.constexpr):
+    """Return the 4-bit value number `index` of each word, as -8 to 7 in `dtype`, minus `zeros`.
 
     Put in the lowest mantissa bits of 2**7 (bfloat16) or 2**10 (float16), the four bits add exactly their value.
     """
     nibbles = (words >> (4 * index)) & 0xF
     if dtype == tl.bfloat16:
-        values = (nibbles | 0x4300).to(tl.bfloat16, bitcast=True) - 136.0
+        values = (nibbles | 0x4300).to(tl.bfloat16, bitcast=True) - (zeros + 136.0).to(dtype)
     elif dtype == tl.float16:
-        values = (nibbles | 0x6400).to(tl.float16, bitcast=True) - 1032.0
+        values = (nibbles | 0x6400).to(tl.float16, bitcast=True) - (zeros + 1032.0).to(dtype)
     else:
-        values = nibbles.to(dtype) - 8.0
+        values = nibbles.to(dtype) - (zeros + 8.0)
     return values
 
 
