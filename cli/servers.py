@@ -179,7 +179,7 @@ class EngineFlags(options.BatchLimits):
         int, typer.Option("--pipeline-parallel", min=1, help="Stages of consecutive layers, each on its own GPUs.")
     ] = 1
     nnodes: Annotated[
-        int, typer.Option("--nnodes", min=1, help="Machines that share the model, each with equally many processes.")
+        int, typer.Option("--nnodes", min=1, help="Machines that share the model; UPDRAFT_GROUP_KEY is their key.")
     ] = 1
     node_rank: Annotated[
         int, typer.Option("--node-rank", min=0, help="Number of this machine; machine 0 serves the requests.")
@@ -334,8 +334,6 @@ def node(
       updraft node --model Qwen/Qwen3-8B --draft Qwen/Qwen3-0.6B
       updraft node --model ./models/big --register https://gateway:8000 --register-api-key-file node.key
       updraft node --config cloud.toml
-
-    Several machines share a model with --nnodes, --node-rank and --master-addr; UPDRAFT_GROUP_KEY is their key.
     """
     from ..cloud_engine.node.process import NodeOptions, run_node
     from ..embedded import pocket
