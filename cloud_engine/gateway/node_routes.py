@@ -99,13 +99,7 @@ class NodeRoutes:
         url = _node(heartbeat).url
         removed = await asyncio.to_thread(directory.remove, url, is_proven=self._is_proven(heartbeat))
         await self._registry.follow_directory()
-        if url in self._registry.configured:
-            raise InvalidRequestError(
-                f"The node {url} is configured at this gateway's start: remove it there.",
-                param="url",
-                code="configured",
-            )
-        return send_json({"url": url, "removed": removed})
+        return send_json({"url": url, "removed": removed and url not in self._registry.configured})
 
     def _is_proven(self, heartbeat: Heartbeat) -> bool:
         return heartbeat.proof is not None and self._upstream.is_proven(heartbeat.url, heartbeat.proof)

@@ -74,9 +74,12 @@ def test_tokens_of_a_minute_are_counted_over_all(
         command = ("gateway", "--port", "0", "--workers", "4", "--node", fake_node.url)
         urls = [spawn("-m", "updraft", *command, *files)] * 2
     began = time.monotonic()
+    answers: list[httpx.Response] = []
+    used = 0
     with ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(lambda number: ask(urls[number % 2].url, key, max_tokens=ROOMY), range(240)))
+        while used <= MINUTE / 2:  # what an answer did not use is given back after a while
+            answers += pool.map(lambda number: ask(urls[number % 2].url, key, max_tokens=ROOMY), range(240))
+            used = sum(answer.json()["usage"]["total_tokens"] for answer in answers if answer.status_code == 200)
     assert {answer.status_code for answer in answers} == {200, 429}, Counter(a.status_code for a in answers)
-    used = sum(answer.json()["usage"]["total_tokens"] for answer in answers if answer.status_code == 200)
     seconds = time.monotonic() - began
-    assert MINUTE / 2 < used <= MINUTE * (1 + seconds / 60)
+    assert used <= MINUTE * (1 + seconds / 60)
