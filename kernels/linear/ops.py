@@ -25,11 +25,10 @@ from .cpu import NativeEmbedding, NativeLinear
 from .cpu_quantized import NativeQuantizedLinear, can_pack_quantized
 from .onednn import MIN_ROWS, OneDnnLinear
 from .reference import quantized_linear_reference
-from .types import Fp8Weight, Int8Weight, QuantizedWeight
+from .types import FP8_CAPABILITY, Fp8Weight, Int8Weight, QuantizedWeight
 
 PackedLinear = NativeLinear | OneDnnLinear
 _CHECKED_ROWS = 40
-_FP8_CAPABILITY = (8, 9)
 
 
 class QuantizedLinear(nn.Module):
@@ -205,7 +204,7 @@ def _check_rows(module: PackedLinear) -> None:
 
 
 def _multiplies_fp8(hidden: Tensor) -> bool:
-    return torch.cuda.get_device_capability(hidden.device) >= _FP8_CAPABILITY
+    return torch.cuda.get_device_capability(hidden.device) >= FP8_CAPABILITY
 
 
 def _check_hidden(hidden: Tensor, weight: QuantizedWeight) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -32,20 +33,19 @@ def run_machine(model: Path, config: EngineConfig, *, restart: bool) -> None:
     for number in END_SIGNALS:
         signal.signal(number, _interrupt)
     _log.info("Machine %d of %d waits for rank 0 at %s.", config.node_rank + 1, config.nnodes, meeting.place)
-    while True:
-        processes = start_ranks(meeting, config.own_ranks, model)
-        try:
-            code = _first_code(list(processes.values()))
-        except KeyboardInterrupt:
-            return
-        finally:
-            for process in processes.values():
-                process.kill()
-                process.wait()
-        if not restart:
-            raise EngineDownError(f"A rank of this machine ended with code {code}. --restart starts it again.")
-        _log.error("A rank ended with code %d: the ranks of this machine start again.", code)
-        time.sleep(_PAUSE_S)
+    with suppress(KeyboardInterrupt):
+        while True:
+            processes = start_ranks(meeting, config.own_ranks, model)
+            try:
+                code = _first_code(list(processes.values()))
+            finally:
+                for process in processes.values():
+                    process.kill()
+                    process.wait()
+            if not restart:
+                raise EngineDownError(f"A rank of this machine ended with code {code}. --restart starts it again.")
+            _log.error("A rank ended with code %d: the ranks of this machine start again.", code)
+            time.sleep(_PAUSE_S)
 
 
 def start_ranks(meeting: Meeting, ranks: Iterable[int], model: Path) -> dict[int, subprocess.Popen[bytes]]:

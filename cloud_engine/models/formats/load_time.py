@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....kernels.linear.quantization import quantize_fp8, quantize_int4, quantize_int8
-from ....kernels.linear.types import QuantizedWeight
+from ....kernels.linear.types import FP8_CAPABILITY, QuantizedWeight
 from ....kernels.runtime.backend import Quantization
 from ....protocol.errors import ConfigurationError
 from ..fields import Fields
@@ -18,7 +18,6 @@ _QUANTIZERS: Mapping[Quantization, Callable[[Tensor], QuantizedWeight]] = {
     "int8": quantize_int8,
     "int4": quantize_int4,
 }
-_FP8_CAPABILITY = (8, 9)
 
 
 def quantizer(method: Quantization, fields: Fields, device: str) -> Callable[[Tensor], QuantizedWeight]:
@@ -31,7 +30,7 @@ def quantizer(method: Quantization, fields: Fields, device: str) -> Callable[[Te
             f"quantization: {fields.where} is quantized already ({stored.get('quant_method')}). Omit the option.",
             param="quantization",
         )
-    if method == "fp8" and device != "cpu" and torch.cuda.get_device_capability(device) < _FP8_CAPABILITY:
+    if method == "fp8" and device != "cpu" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         fault = "quantization: fp8 needs a GPU of compute capability 8.9 or higher. Use int8."
         raise ConfigurationError(fault, param="quantization")
     return _QUANTIZERS[method]
