@@ -23,7 +23,7 @@ from ...classifier.features.feature_rows import FeatureRows, featurise
 from ...classifier.graded_row import GradedRow, gains, scores
 from ...classifier.grading.graded_data import Columns, read_graded
 from ...classifier.policy.calibration_scope import scripts_of
-from ...classifier.target import PROMISES
+from ...classifier.target import COUNTED
 from ...classifier.training.router_model import Labels, RouterModel, Topics, fit_router
 from ...protocol.errors import InvalidRequestError
 from . import coverage as guarantee
@@ -240,7 +240,7 @@ def _promise(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str, Any
     gain = gains(rows)
     shapes = guarantee.populations()
     for alpha in guarantee.ALPHAS:
-        for promise in PROMISES:
+        for promise in COUNTED:
             rule = guarantee.promised(alpha, promise)
             of = f"{alpha:g}" if promise == "level" else f"{promise}_{alpha:g}"
             true = {shape.name.replace(" ", "_"): guarantee.true_risks(shape, rule, draws=DRAWS) for shape in shapes}
