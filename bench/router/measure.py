@@ -235,8 +235,11 @@ def _kind(prompt: str) -> str:
 
 
 def _promise(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str, Any]:
-    """Return how well both kinds of promise hold, on populations of known risk and on random halves of `rows`."""
+    """Return how well each kind of promise holds, on populations of known risk and on random halves of `rows`."""
     figures: dict[str, Any] = {}
+    for alpha in guarantee.ALPHAS:
+        net = guarantee.net_splits(runs[0].p_gain, *scores(rows), 1.0 - alpha)
+        figures |= {f"net_{name}_{alpha:g}": figure for name, figure in net.items()}
     gain = gains(rows)
     shapes = guarantee.populations()
     for alpha in guarantee.ALPHAS:
