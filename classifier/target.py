@@ -10,9 +10,12 @@ from typing import Literal
 from ..protocol.errors import ConfigurationError
 
 TargetName = Literal["quality", "cloud_share", "cost"]
-Promise = Literal["level", "mean"]
-PROMISES: tuple[Promise, ...] = ("level", "mean")
+Promise = Literal["level", "mean", "net"]
+PROMISES: tuple[Promise, ...] = ("level", "mean", "net")
+#: Promises that count losses.
+COUNTED: tuple[Promise, ...] = ("level", "mean")
 DEFAULT_QUALITY = 0.98
+_SUFFIXES: dict[Promise, str] = {"mean": " on average", "net": " net"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,8 @@ class Target:
     # The cloud's prices in US dollars per million prompt and answer tokens; None: unknown. A `cost` needs prices.
     prices: tuple[float, float] | None = None
     # `level`: each calibration meets the target with probability `promise_level`. `mean`: calibrations meet the target
-    # on average; about half of them miss it slightly. The target `cost` always holds only on average.
+    # on average; about half of them miss it slightly. `net`: as `level`, but a quality counts what the device does
+    # better than the cloud, and small losses in part. The target `cost` always holds only on average.
     promise: Promise = "level"
 
     def __post_init__(self) -> None:
@@ -41,6 +45,8 @@ class Target:
             raise ConfigurationError(f"{self.name} must be {kind}{bounds}, not {raw!r}.", param=self.name)
         if self.promise not in PROMISES:
             raise ConfigurationError(f"promise must be {' or '.join(PROMISES)}, not {self.promise}.", param="promise")
+        if self.promise == "net" and self.name != "quality":
+            raise ConfigurationError(f"promise net needs the target quality, not {self.name}.", param="promise")
         if self.name == "cost" and not any(self.prices or ()):
             why = "no price is set" if self.prices is None else "both prices are 0"
             raise ConfigurationError(
@@ -66,4 +72,4 @@ class Target:
     def __str__(self) -> str:
         if self.name == "cost":
             return f"cost {self.value:g} US dollars per 1,000 requests"
-        return f"{self.name} {self.value:g}{' on average' if self.promise == 'mean' else ''}"
+        return f"{self.name} {self.value:g}{_SUFFIXES.get(self.promise, '')}"

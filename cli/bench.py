@@ -198,6 +198,26 @@ def guarantee(
 
 
 @app.command()
+def tasks(
+    runs: Annotated[int, typer.Option(min=1, help="Number of simulated streams of requests.")] = 200,
+    requests: Annotated[int, typer.Option(min=1000, help="Requests of each stream.")] = 20_000,
+    json_path: json_output.File = None,
+) -> None:
+    """Check licences of tasks on simulated requests of twelve tasks: false ones, revoked ones, and their local share.
+
+    Takes about ten minutes on one core. A licence is false if its answers score below the quality on average.
+
+    \b
+    Examples
+      updraft bench tasks --json out/tasks.json
+      updraft bench tasks --runs 20
+    """
+    from ..bench.router.tasks import measure
+
+    _show(_report("tasks", {"runs": runs, "requests": requests}, measure(runs, requests, output.note)), json_path)
+
+
+@app.command()
 def live(
     local: Annotated[
         str,

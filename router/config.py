@@ -193,6 +193,7 @@ class RouterConfig:
     # (logistic function of the mean lead over the runner-up).
     confidence_signal: ConfidenceSignal = "probability"
     # `level`: the target holds with the probability `promise_level`. `mean`: on average, with fewer escalations.
+    # `net`: as `level`, for the average score: the device's own gains make up for losses.
     promise: Promise = "level"
     # Policy to use: `auto` (calibrated for this pair of models), a name of `updraft policy list`, or a folder.
     policy: str = "auto"

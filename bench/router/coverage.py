@@ -25,6 +25,7 @@ Rule = Callable[[CalibrationRows], Thresholds]
 ALPHAS = (0.02, 0.05, 0.1)
 _ROWS = 500
 _SPLITS = 400
+_NET_SPLITS = 100
 _GRID = 20_001
 
 
@@ -144,6 +145,26 @@ def half_splits(p_gain: Floats, gain: Bools, alpha: float, rule: Rule, *, splits
         noise = _chance_above(lost, half, n - half, alpha)
         outcomes.append((risk, float(risk > alpha), noise, float(up.mean()), float(best.mean())))
     return HalfSplits(alpha, *(float(mean) for mean in np.mean(outcomes, axis=0)))
+
+
+def net_splits(p_gain: Floats, weak: Floats, strong: Floats, quality: float, *, rows: int = 1_000) -> dict[str, float]:
+    """Calibrate a net `quality` on up to `rows` random rows, and test it on at least half of the rows, many times.
+
+    All arrays are (n,). Returns the share of runs whose test rows score below the quality, their mean net quality, and
+    their mean cloud share.
+    """
+    rng, n = np.random.default_rng(0), len(p_gain)
+    target, some = Target("quality", quality, promise="net"), min(rows, n // 2)
+    outcomes: list[tuple[float, float, float]] = []
+    for _ in range(_NET_SPLITS):
+        fit, test = np.split(rng.permutation(n), [some])
+        ones = np.ones(some)
+        known = CalibrationRows(p_gain[fit], None, weak[fit], strong[fit], ones, ones)
+        up = p_gain[test] > operating_point(known, target, DELTA).thresholds.before
+        kept = float(np.where(up, strong[test], weak[test]).mean() / strong[test].mean())
+        outcomes.append((float(kept < quality), kept, float(up.mean())))
+    broken, kept, share = np.mean(outcomes, axis=0).tolist()
+    return {"broken": broken, "quality": kept, "cloud_share": share}
 
 
 def _chance_above(lost: int, n: int, drawn: int, alpha: float) -> float:

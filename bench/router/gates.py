@@ -14,7 +14,7 @@ from ...classifier.features.blocks import view_of
 from ...classifier.features.gate_inputs import PromptView
 from ...classifier.graded_row import GradedRow
 from ...classifier.policy.policy import Policy
-from ...classifier.target import PROMISES, Target
+from ...classifier.target import COUNTED, Target
 from ...embedded import pocket
 from ...embedded.collect import collect
 from ...embedded.held_out import is_wrong, policy_probabilities
@@ -57,7 +57,7 @@ def _judged(policy: Policy, outcomes: Sequence[GradedRow]) -> dict[str, Any]:
     }
     views = [view_of(outcome) for outcome in outcomes]
     promised: dict[str, float] = {}
-    for promise in PROMISES:
+    for promise in COUNTED:
         for alpha in ALPHAS:
             of = f"{alpha:g}" if promise == "level" else f"{promise}_{alpha:g}"
             halves = half_splits(judged.judged[:_SPLIT], gain[:_SPLIT], alpha, rule_of(alpha, promise))

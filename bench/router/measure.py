@@ -23,7 +23,7 @@ from ...classifier.features.feature_rows import FeatureRows, featurise
 from ...classifier.graded_row import GradedRow, gains, scores
 from ...classifier.grading.graded_data import Columns, read_graded
 from ...classifier.policy.calibration_scope import scripts_of
-from ...classifier.target import PROMISES
+from ...classifier.target import COUNTED
 from ...classifier.training.router_model import Labels, RouterModel, Topics, fit_router
 from ...protocol.errors import InvalidRequestError
 from . import coverage as guarantee
@@ -235,12 +235,15 @@ def _kind(prompt: str) -> str:
 
 
 def _promise(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str, Any]:
-    """Return how well both kinds of promise hold, on populations of known risk and on random halves of `rows`."""
+    """Return how well each kind of promise holds, on populations of known risk and on random halves of `rows`."""
     figures: dict[str, Any] = {}
+    for alpha in guarantee.ALPHAS:
+        net = guarantee.net_splits(runs[0].p_gain, *scores(rows), 1.0 - alpha)
+        figures |= {f"net_{name}_{alpha:g}": figure for name, figure in net.items()}
     gain = gains(rows)
     shapes = guarantee.populations()
     for alpha in guarantee.ALPHAS:
-        for promise in PROMISES:
+        for promise in COUNTED:
             rule = guarantee.promised(alpha, promise)
             of = f"{alpha:g}" if promise == "level" else f"{promise}_{alpha:g}"
             true = {shape.name.replace(" ", "_"): guarantee.true_risks(shape, rule, draws=DRAWS) for shape in shapes}

@@ -16,6 +16,7 @@ from math import ceil, log, log1p
 import numpy as np
 
 from ..arrays import Bools
+from ..licences.betting import num_licensed, rows_to_license
 from ..target import Target
 from .bounds import max_losses, max_losses_on_average, mean_lower_bound, min_rows, stays_positive
 from .rows import CalibrationRows
@@ -24,6 +25,7 @@ from .threshold_path import ThresholdPath, Thresholds, escalated
 PROMISE_LEVEL = 0.9
 DELTA = 0.1  # probability that a promise fails: 1 - PROMISE_LEVEL
 _ENDLESS = 10**12
+_LADDER_STEPS = 20
 _MOST_ROWS = 10**9
 # Part of delta that a quality target reserves for the error of the cloud's estimated score.
 _DELTA_OF_SCORE = 0.1
@@ -37,7 +39,7 @@ class OperatingPoint:
     # The target is missed with at most this probability, unless `target.promise` is "mean" or the target is a cost.
     delta: float
     thresholds: Thresholds
-    # Highest risk that the promise allows; None unless the target is a quality.
+    # Highest risk that the promise allows; None unless the target is a quality that counts losses.
     alpha: float | None
     # Observed share of requests that stay local although only the cloud was right.
     risk: float
@@ -63,9 +65,9 @@ def operating_point(
     for a limit. A cost is kept for requests that resemble the rows, with a margin for the variance of the cost.
     `path`: the threshold path of `rows`, if already computed.
     """
-    alpha = _alpha(rows, target, delta) if target.name == "quality" else None
+    alpha = _alpha(rows, target, delta) if target.name == "quality" and target.promise != "net" else None
     path = path or ThresholdPath.of(rows)
-    best = path.walk(_holds(path, rows, target, alpha, delta), back=alpha is None)
+    best = path.walk(_holds(path, rows, target, alpha, delta), back=target.name != "quality")
     return _observed(rows, best, target, alpha, delta)
 
 
@@ -85,7 +87,9 @@ class RowsNeeded:
 
 def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> RowsNeeded | None:
     """Return how many calibration rows are needed to keep more requests local; None if more rows cannot help."""
-    alpha = _alpha(rows, target, delta) if target.name == "quality" else 0.0
+    alpha = _alpha(rows, target, delta) if target.name == "quality" and target.promise != "net" else 0.0
+    if target.promise == "net":
+        return _rows_needed_net(rows, target.value, delta)
     if alpha <= 0:
         return None
 
@@ -132,6 +136,8 @@ def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
 def _holds(path: ThresholdPath, rows: CalibrationRows, target: Target, alpha: float | None, delta: float) -> Bools:
     """Return for each step of the path, (m,), whether the target can be shown to hold at this step."""
     n, evidence, mean = len(rows.gain), rows.evidence, target.promise == "mean"
+    if target.promise == "net":
+        return _net_holds(path, rows, target.value, delta)
     if alpha is not None:
         # Conformal risk control applies: loss minus allowed loss is at most 1 per row and never falls along the path.
         most = alpha * evidence - 1.0 + 1e-9 if mean else max_losses(evidence, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
@@ -146,6 +152,29 @@ def _holds(path: ThresholdPath, rows: CalibrationRows, target: Target, alpha: fl
     local, up = np.full(n, limit / dearest), (limit - dollars) / dearest
     slack, square = path.sums(local, up) / n, path.sums(local**2, up**2) / n
     return stays_positive(slack, square, n, 1.0 - delta, _ENDLESS)
+
+
+def _net_holds(path: ThresholdPath, rows: CalibrationRows, quality: float, delta: float) -> Bools:
+    """Return the steps of the path, (m,), up to the last of `_LADDER_STEPS` that rows in a random order license."""
+    steps = np.quantile(path.stays, np.arange(1, _LADDER_STEPS + 1) / _LADDER_STEPS, method="inverted_cdf")
+    order = np.random.default_rng(0).permutation(len(rows.local))
+    routed = np.where(path.stays[order, None] <= steps, rows.local[order, None], rows.cloud[order, None])
+    share = rows.evidence / len(rows.local)
+    licensed = num_licensed(routed - quality * rows.cloud[order, None], delta, quality, share)
+    last = steps[licensed - 1] if licensed else 0
+    return np.arange(len(path.after)) <= last
+
+
+def _rows_needed_net(rows: CalibrationRows, quality: float, delta: float) -> RowsNeeded | None:
+    """Return `rows_needed` for half of the allowed loss; `at_least` holds if both answers score 1 in all rows."""
+    path = ThresholdPath.of(rows)
+    worth = path.sums(rows.local - quality * rows.cloud, (1.0 - quality) * rows.cloud) / len(rows.local)
+    up = escalated(rows, path.walk(worth >= (1.0 - quality) / 2 * rows.cloud.mean()))
+    needed = rows_to_license(np.where(up, rows.cloud, rows.local) - quality * rows.cloud, delta, quality)
+    least = rows_to_license(np.array([1.0 - quality]), delta, quality)
+    if needed is None or least is None:
+        return None
+    return RowsNeeded(least, needed, float(1 - up.mean()), float((rows.gain & ~up).mean()))
 
 
 def _observed(

@@ -32,7 +32,7 @@ def figures(policy: Policy, target: Target) -> dict[str, Any]:
         "cost_per_1000": None if target.prices is None else point.cost,
         **policy.card.metrics,
     }
-    if target.name != "cost" and target.promise == "level":
+    if target.name != "cost" and target.promise != "mean":
         numbers |= {"promise_level": policy.card.promise_level, "delta": point.delta}  # `delta`: former name
     if point.alpha is not None:
         numbers |= {"alpha": point.alpha, "floor_cloud_share": least_cloud_share(policy.card.gain_rate, point.alpha)}
@@ -62,6 +62,7 @@ def sentences(policy: Policy, target: Target) -> list[str]:
     if point.alpha is not None:
         least = least_cloud_share(card.gain_rate, point.alpha)
         lines.append(f"Every method that leaves only {point.alpha:.2%} wrongly local escalates at least {least:.1%}.")
+    if target.name == "quality":
         lines += _rows_for_more_local(policy, point)
     return lines
 
@@ -113,5 +114,10 @@ def _promise(target: Target, point: OperatingPoint) -> str:
         return (
             f"{sure}: at most {point.alpha:.2%} stay local although only the cloud is right (observed "
             f"{point.risk:.2%}), so at least {target.value:.1%} of the cloud's score is kept."
+        )
+    if target.promise == "net":
+        return (
+            f"{sure}: routed answers score on average at least {target.value:.1%} of what the cloud's score "
+            f"(observed {point.quality:.1%})."
         )
     return f"{sure}: at most {target.value:.1%} go to the cloud."

@@ -310,8 +310,8 @@ def _prompts_for_promise(target: Target) -> int:
     """Return the number of prompts that a promised quality needs; 0 for other targets, which need no minimum."""
     from ...classifier.training.gates import prompts_to_promise
 
-    promises = target.name == "quality" and target.promise == "level" and target.value < 1
-    return prompts_to_promise(target.value) if promises else 0
+    promises = target.name == "quality" and target.promise != "mean" and target.value < 1
+    return prompts_to_promise(target.value, net=target.promise == "net") if promises else 0
 
 
 def _check_enough(rows: int, why: str = "") -> None:

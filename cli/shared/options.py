@@ -116,8 +116,8 @@ class Pair:
     promise: Annotated[
         Promise | None,
         typer.Option(
-            help="Kind of guarantee: the target holds with the policy's promise level (level, the default), or on "
-            "average over calibrations (mean), which escalates less."
+            help="Kind of guarantee: the target holds with the policy's promise level (level, the default), also for "
+            "average scores (net), or on average over calibrations (mean); net and mean escalate less."
         ),
     ] = None
     confidence: Annotated[

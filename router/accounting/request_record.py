@@ -68,10 +68,16 @@ class CloudCall:
         return self.demand.fixed.cloud_tokens // BYTES_PER_TOKEN
 
     def usd(self, prices: Prices) -> float | None:
-        """Return the cost in US dollars, or None if the model has no price."""
+        """Return the cost in US dollars, or None if the model has no price.
+
+        A prompt that no cloud has counted costs what is reserved for it, which includes the highest price of a cache.
+        """
         if self.unbilled:
             return 0.0
-        return prices.cloud(self.model, self.booked)
+        if self.counted.prompt_tokens and not self.is_broken:
+            return prices.cloud(self.model, self.booked)
+        written = prices.cloud(self.model, ReportedUsage(completion_tokens=self.booked.completion_tokens))
+        return None if written is None else self.demand.fixed.usd + written
 
     def charge(self, prices: Prices) -> Charge:
         """Return the call's tokens and dollars."""

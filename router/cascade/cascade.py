@@ -22,6 +22,7 @@ from ...protocol.sampling import SamplingParams
 from ...text.templates.reasoning import ReasoningStyle
 from ...text.tool_stream import AnswerParser, AnswerSyntax, OfferedTools
 from ..accounting.request_record import RequestRecord
+from ..gates.answer_faults import fault_of
 from ..gates.exploration import by_confidence
 from ..gates.gates import GateDecision, Gates, NoPolicyGates, check_quality
 from ..gates.rules import DeadlinePlan, Ruling, plan
@@ -389,11 +390,9 @@ class Cascade:
         return self.job.hold_tokens if self.escalation.can_continue_stream else None
 
     def _judged(self, answer: LocalAnswer) -> GateDecision:
-        """Return gate 3's decision on the finished answer. Empty and repetitive answers escalate without a score."""
-        if not answer.text.strip():
-            return GateDecision(3, escalate=True, reason="the device gave an empty answer")
-        if (answer.finish_reason, answer.stop_reason) == ("length", "repetition_detected"):
-            return GateDecision(3, escalate=True, reason="the device's answer repeated itself")
+        """Return gate 3's decision on the finished answer. Answers with a visible fault escalate without a score."""
+        if (fault := fault_of(answer, self.chat, self.tools)) is not None:
+            return GateDecision(3, escalate=True, reason=fault)
         decision = self.gates.judge(3, self.chat.messages, answer, self.job.quality)
         if decision.exploration_chance and not self._is_graded_anyway(answer, decision):
             decision = replace(decision, propensity=decision.exploration_chance)

@@ -71,6 +71,9 @@ def test_ambiguous_field_names_are_refused_by_name(gateway: Any, fields: str, pa
         ("rid", "request-of-another"),
         ("lora_path", "/etc"),
         ("id_slot", 0),
+        ("KV_transfer_params", {"do_remote_prefill": True}),
+        ("\u212av_tran\u017ffer_params", {}),
+        ("Bootstrap_Host", "10.0.0.1"),
     ],
 )
 def test_fields_for_trusted_callers_are_refused_by_name(gateway: Any, name: str, value: Any) -> None:

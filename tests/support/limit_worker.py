@@ -32,13 +32,15 @@ def claims(limit: float, amount: float) -> list[Claim]:
 async def work(where: str, requests: int, limit: float, holds: bool) -> None:
     store = open_store(where)
     used, admitted = 0, 0
+    at_once = asyncio.Semaphore(16)  # a store has as many connections; on a busy machine, more would wait too long
 
     async def ask(number: int) -> None:
         nonlocal used, admitted
         chance = random.Random(number)
         amount = chance.randint(50, 100)
         claimed = claims(limit, amount)
-        admission = await store.admit(claimed)
+        async with at_once:
+            admission = await store.admit(claimed)
         if admission.refused is not None:
             return
         admitted += 1
@@ -48,7 +50,8 @@ async def work(where: str, requests: int, limit: float, holds: bool) -> None:
         actual = chance.randint(10, amount)
         used += actual
         used_amounts = {"tokens": actual, "concurrent": 0, "usd_per_day": actual / 1000}
-        await store.settle([(claim, used_amounts[claim.kind], admission.receipt) for claim in admission.claims])
+        async with at_once:
+            await store.settle([(claim, used_amounts[claim.kind], admission.receipt) for claim in admission.claims])
 
     print("ready", flush=True)
     sys.stdin.readline()

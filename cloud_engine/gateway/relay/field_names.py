@@ -33,7 +33,8 @@ _TOP_ONLY = frozenset(("model", "stream", "stream_options", "background", "prior
 #: Fields for trusted proxies only: they make vLLM, SGLang or llama.cpp load code, connect to hosts, or share state.
 _TRUSTED = re.compile(
     r"(kv|ec)_transfer_params|vllm_xargs|logits_processors|custom_logit_processor|bootstrap_(host|port|room)|rid|id_slot"
-    r"|routed_dp_rank|disagg_prefill_dp_rank|data_parallel_rank|lora_(path|request)|session_params|ngram_corpus_id"
+    r"|routed_dp_rank|disagg_prefill_dp_rank|data_parallel_rank|lora_(path|request)|session_params|ngram_corpus_id",
+    re.IGNORECASE,  # some servers read names in any case
 )
 OFFICIAL = _TOP.union(_NESTED)
 

@@ -184,3 +184,37 @@ def test_copies_of_a_prompt_are_no_further_evidence(target: Target, copies: int)
         lost, most = float((many.gain & ~up).mean()), 0.1 * many.cloud.mean()
         broken += lost > most if target.name == "quality" else up.mean() > 0.4
     assert broken <= 16, "0.1 of 100, and what chance allows"
+
+
+def test_a_net_promise_is_kept_and_keeps_more_local() -> None:
+    """The device is right where the cloud is not as often as the cloud is where the device is not."""
+    rng, broken, shares = np.random.default_rng(0), 0, {"level": list[float](), "net": list[float]()}
+
+    def both(n: int) -> CalibrationRows:
+        p_gain = rng.beta(0.5, 1.5, n)
+        local, cloud = rng.random(n) < 1 - p_gain, rng.random(n) < 0.5 + 0.5 * p_gain
+        return CalibrationRows(p_gain, None, local.astype(float), cloud.astype(float), np.full(n, 1.0), np.full(n, 1.0))
+
+    many = both(100_000)
+    for _ in range(100):
+        sample = both(400)
+        for promise, share in shares.items():
+            point = operating_point(sample, Target("quality", 0.95, promise=promise), 0.1)  # type: ignore[arg-type]
+            up = many.before > point.thresholds.before
+            share.append(float(up.mean()))
+            broken += promise == "net" and np.where(up, many.cloud, many.local).mean() < 0.95 * many.cloud.mean()
+    assert broken <= 10 + 3 * 3
+    assert np.mean(shares["net"]) < 0.7 * np.mean(shares["level"])
+
+
+def test_copies_of_a_prompt_prove_a_net_quality_no_more_than_once() -> None:
+    once = drawn(np.random.default_rng(3), 300)
+    target = Target("quality", 0.9, promise="net")
+    alone, copied = (operating_point(rows, target).cloud_share for rows in (once, repeated(once, 5)))
+    assert copied >= alone - 0.06  # the order of the rows differs
+    assert operating_point(drawn(np.random.default_rng(3), 10), target).cloud_share == 1.0
+
+
+def test_a_net_promise_is_one_of_quality() -> None:
+    with pytest.raises(ConfigurationError, match="promise net needs the target quality, not cloud_share"):
+        Target("cloud_share", 0.3, promise="net")

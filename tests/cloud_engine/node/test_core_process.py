@@ -298,7 +298,7 @@ def test_a_core_does_not_outlive_its_face(started: Start) -> None:
 
 
 def test_sigterm_lets_requests_finish(started: Start) -> None:
-    with started() as node, httpx.Client(base_url=node.url) as client:
+    with started("--drain-timeout-s", "600") as node, httpx.Client(base_url=node.url) as client:
         core = node.core
         with node.stream(**{**ENDLESS, "max_tokens": 1500}) as response:
             lines = response.iter_lines()

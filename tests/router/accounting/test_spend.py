@@ -26,13 +26,14 @@ from router_fakes import unused_url
 from scripted_provider import anthropic_says, running_provider
 from updraft.accounting.budget import TOP_UP, TokenDemand
 from updraft.accounting.prices import Price
+from updraft.accounting.reported_usage import ReportedUsage
 from updraft.accounting.token_estimate import ATTACHED_TOKENS, LIMITS, answer_size, capped, prompt_tokens
 from updraft.protocol.errors import BudgetExceededError
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.budget import NO_CHARGE, Budget, BudgetLimits, Charge, Demand, Reservation
 from updraft.router.accounting.ledger import REQUESTS, Ledger
 from updraft.router.accounting.prices import Prices
-from updraft.router.accounting.request_record import RequestRecord
+from updraft.router.accounting.request_record import CloudCall, RequestRecord
 from updraft.router.cascade.cloud_call import demand_of
 from updraft.router.request.chat_request import Caller
 
@@ -575,6 +576,7 @@ from updraft.router.config import RouterConfig
 from updraft.router.accounting.budget import BudgetLimits
 from updraft.router.accounting.prices import Prices
 from updraft.accounting.prices import Price
+from updraft.accounting.reported_usage import ReportedUsage
 from updraft import AsyncOpenAI
 from dataclasses import replace
 from pathlib import Path
@@ -806,3 +808,18 @@ def test_images_in_results_of_tools_cost_as_much_as_other_images() -> None:
     result = {"type": "tool_result", "tool_use_id": "a", "content": [image]}
     sizes = [prompt_tokens(json.dumps(_user(block)).encode()) for block in (image, result)]
     assert ATTACHED_TOKENS < sizes[0] < sizes[1] < sizes[0] + 100
+
+
+def test_an_uncounted_prompt_that_the_cloud_may_cache_costs_its_reservation() -> None:
+    """Cancelled, timed out or killed: the cloud may have written its cache, which costs twice the input price."""
+    text = {"type": "text", "text": "word " * 1000, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    body = {"messages": [{"role": "user", "content": [text]}], "max_tokens": 10}
+    record = RequestRecord(PRICES, "big")
+    call = CloudCall("big", demand_of(record, body, "big", "/chat/completions"), unreported_tokens=10)
+    record.cloud_calls.append(call)
+    reserved = call.demand.fixed.usd + 10 * OUTPUT / 1e6
+    assert reserved > 2 * 5000 * INPUT / 1e6
+    assert call.usd(PRICES) == pytest.approx(reserved)
+    assert record.cost_usd == pytest.approx(reserved)
+    call.counted = ReportedUsage(1000, 5)
+    assert call.usd(PRICES) == pytest.approx((1000 * INPUT + 5 * OUTPUT) / 1e6)

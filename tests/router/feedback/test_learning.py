@@ -379,6 +379,7 @@ def test_randomly_graded_rows_have_the_coins_probability(
             "hold_tokens": 1,
             "cloud_continues": True,
             "asks": {"stream": True, "response_format": {"type": "json_object"}},
+            "local": ScriptedLocal('{"sum": 4}'),
         },  # it is held
     ],
 )
