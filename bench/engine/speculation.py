@@ -26,7 +26,7 @@ from .driving import make_engine
 from .shapes import random_model, shape_config
 
 if TYPE_CHECKING:
-    from ...cloud_engine.engine.worker.slots import RowOf, SlotState
+    from ...cloud_engine.engine.worker.slots import RowsOf, SlotState
 
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -136,8 +136,8 @@ class OracleDrafter(DraftModel):
     def offer(self, state: RequestState, limit: int) -> int:
         return min(limit, len(self._answer) - state.num_generated_tokens)
 
-    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
-        super().propose(batch, row_of)
+    def propose(self, batch: Sequence[SlotState], rows_of: RowsOf) -> None:
+        super().propose(batch, rows_of)
         for item in batch:
             if item.drafter == self.name:
                 start = item.num_generated_tokens

@@ -44,19 +44,11 @@ class Capture(msgspec.Struct, tag=True, frozen=True):
     blocks: int
 
 
-class RunChunk(msgspec.Struct, array_like=True, frozen=True):
-    """The arguments of `Chunk`."""
+class ComputeZeros(msgspec.Struct, tag=True, frozen=True):
+    """Compute outside a step, to warm up and to measure (`Runner.compute_zeros`)."""
 
-    token_ids: list[int]
-    start: int
-    block_table: list[int]
+    rows: list[int]
     num_logits: int
-
-
-class RunChunks(msgspec.Struct, tag=True, frozen=True):
-    """Compute chunks outside a step, to warm up and to measure."""
-
-    chunks: list[RunChunk]
 
 
 class LaunchStep(msgspec.Struct, tag=True, frozen=True):
@@ -91,7 +83,7 @@ Message = (
     | NewRunner
     | NewWorker
     | Capture
-    | RunChunks
+    | ComputeZeros
     | LaunchStep
     | SampleStep
     | ReadStep

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,12 +130,11 @@ class Passes:
     sequence: Ints
 
     @classmethod
-    def of(cls, spans: Sequence[QuerySpan], block_size: int) -> Passes:
-        """Build the passes. Raises ConfigurationError if a span has no row, or more rows than the previous span."""
-        lengths = [span.length for span in spans]
-        if not lengths or lengths[-1] < 1 or any(after > before for before, after in pairwise(lengths)):
-            raise ConfigurationError(f"Spans must not be empty, and start with the longest; got lengths {lengths}.")
-        batch = RaggedBatch.of(spans, sum(lengths), block_size)
+    def of(cls, batch: RaggedBatch) -> Passes:
+        """Build the passes. Raises ConfigurationError if a sequence has no row, or more rows than the previous one."""
+        lengths = batch.rows[:-1]
+        if not len(lengths) or lengths[-1] < 1 or (np.diff(lengths) > 0).any():
+            raise ConfigurationError(f"Sequences must have rows, and start with the longest; got {lengths.tolist()}.")
         sequence, index = repeated(batch.rows)
         row = np.argsort(index, kind="stable")
         return cls(batch, np.bincount(index), row, sequence[row])

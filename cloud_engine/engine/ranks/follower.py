@@ -22,6 +22,7 @@ from ...models.decoder import Decoder
 from ..config import EngineConfig
 from ..rank_messages import (
     Capture,
+    ComputeZeros,
     Join,
     LaunchStep,
     Message,
@@ -31,16 +32,15 @@ from ..rank_messages import (
     Refusal,
     Release,
     Restore,
-    RunChunks,
     SampleStep,
     decode,
 )
 from ..step import StepPlan
 from ..worker.cuda_graphs import GraphLimits
 from ..worker.devices import allow_tf32, use_device
-from ..worker.model_runner import Chunk, Runner
+from ..worker.model_runner import Runner
 from ..worker.served_model import load_weights
-from ..worker.slots import RowOf, Slots, SlotState
+from ..worker.slots import RowsOf, Slots, SlotState
 from ..worker.worker import Worker
 from .group import RankGroup, of_rank
 from .meeting import Meeting, fingerprint
@@ -66,10 +66,8 @@ class Follower:
                 self.worker.sample(sampling)
             case ReadStep(tokens):
                 self.worker.read(self._plans.popleft(), tokens)
-            case RunChunks(chunks):
-                self.runner.run(
-                    [Chunk(each.token_ids, each.start, each.block_table, each.num_logits) for each in chunks]
-                )
+            case ComputeZeros(rows, num_logits):
+                self.runner.compute_zeros(rows, num_logits)
             case Capture(sequences, draft_rows, blocks):
                 self.runner.capture(GraphLimits(sequences, draft_rows, blocks))
             case NewRunner(num_blocks, backend):
@@ -135,7 +133,7 @@ def _joined(store: RankStore, rank: int, model: Path) -> EngineConfig:
     raise ConfigurationError(f"Rank {rank} cannot join: {reason}.")
 
 
-def _propose_nothing(_states: Sequence[SlotState], _row_of: RowOf) -> None:
+def _propose_nothing(_states: Sequence[SlotState], _rows_of: RowsOf) -> None:
     """Propose no drafts: plans have those of rank 0."""
 
 

@@ -26,7 +26,7 @@ from ....protocol.settings import state_folder
 from ...models.decoder import Decoder
 from ..config import EngineConfig
 from .model_runner import Runner, graph_limits
-from .warm_up import largest_step, longest_chunk
+from .warm_up import largest_step
 
 _LOG = logging.getLogger(__name__)
 
@@ -127,9 +127,8 @@ def gpu_cache_bytes(models: Sequence[Decoder], config: EngineConfig, memory: Dev
 
 
 def _measured(model: Decoder, config: EngineConfig, memory: DeviceMemory) -> MemoryProfile:
-    """Measure with a KV cache that is just large enough for the largest step."""
-    blocks = -(-longest_chunk(model, config) // config.block_size)
-    runner = Runner(model, blocks, config.block_size, attention_backend=config.attention_backend)
+    """Measure with a KV cache of one block."""
+    runner = Runner(model, 1, config.block_size, attention_backend=config.attention_backend)
     limits = graph_limits(config.max_model_len or model.config.context_length, config)
     try:
         return measured_profile(

@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from ....kernels.attention.cpu import NativeAttention
 from ....kernels.attention.ops import TritonBackend, choose_backend
-from ....kernels.attention.ragged_batch import BlockNumbers, Ints, Passes, RaggedBatch
-from ....kernels.attention.types import QuerySpan
+from ....kernels.attention.ragged_batch import Ints, Passes, RaggedBatch
 from ....kernels.linear.ops import least_rows, pack_linears
 from ....kernels.runtime.backend import AttentionChoice, BackendName
 from ....kernels.runtime.native_library import load
@@ -28,11 +27,11 @@ from ...models.compile import CompiledDecoder, compile_decoder
 from ...models.decoder import Decoder
 from ..config import EngineConfig
 from ..kv.sizing import cache_spec
-from ..rank_messages import Capture, NewRunner, Release, Restore, RunChunk, RunChunks
+from ..rank_messages import Capture, ComputeZeros, NewRunner, Release, Restore
 from .cuda_graphs import MAX_DRAFT_ROWS, CudaRecorder, GraphLimits, StepGraphs
 from .devices import HostCopy, to_device
 from .launched_step import UnreadInputs
-from .sampler import SamplingRow, SamplingRows, sampling_of
+from .sampler import SamplingRows, sampling_of
 from .slots import SlotState
 
 _PART_ROWS, _PARTS_PER_STAGE = 256, 2
@@ -51,18 +50,6 @@ class ForwardBatch:
     logit_rows: Ints | None = None
     # Sequences whose hidden states are summed, with their indices.
     embedded: Sequence[tuple[int, SlotState]] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive tokens of one sequence to compute in a forward pass."""
-
-    token_ids: Sequence[int]
-    # Position of the first token.
-    start: int
-    block_table: Sequence[int] | BlockNumbers
-    # Number of tokens at the end of the chunk whose logits are returned.
-    num_logits: int
 
 
 class Runner:
@@ -130,14 +117,22 @@ class Runner:
         if self._graph_limits is not None:
             self.capture(self._graph_limits)
 
-    def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Compute all chunks, store their keys and values, and return logits (sum of num_logits, vocab) float32."""
-        if not self.model.group.is_alone:
-            self.model.group.tell(RunChunks([_told(chunk) for chunk in chunks]))
-        spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
-        token_ids = [token for chunk in chunks for token in chunk.token_ids]
-        batch = RaggedBatch.of(spans, len(token_ids), self.block_size)
-        return self.compute(ForwardBatch(batch, torch.tensor(token_ids, dtype=torch.int64), _wanted_rows(chunks)))
+    def compute_zeros(self, rows: Sequence[int], num_logits: int) -> Tensor:
+        """Compute sequences of `rows` zeros each on all ranks, outside a step. Overwrites the KV cache.
+
+        Returns the logits of at most the last `num_logits` rows of each sequence, (rows, vocab) float32.
+        """
+        self.model.group.tell(ComputeZeros(list(rows), num_logits))
+        batch = self.zeros(rows)
+        sequence, number = batch.row_places
+        logit_rows = np.flatnonzero(number >= (batch.rows - num_logits)[sequence])
+        return self.compute(ForwardBatch(batch, torch.zeros(len(sequence), dtype=torch.int64), logit_rows))
+
+    def zeros(self, rows: Sequence[int]) -> RaggedBatch:
+        """Return a batch of sequences that begin at position 0, with `rows` each, all in the first block."""
+        first = np.zeros(len(rows), np.int64)
+        blocks = np.zeros(-(-max(rows) // self.block_size), np.int32)
+        return RaggedBatch.in_tables(first, np.array(rows, np.int64), first, blocks, self.block_size)
 
     @property
     def runs_ahead(self) -> bool:
@@ -215,16 +210,14 @@ class Runner:
         return self.runs_ahead or (self._compiled is not None and self._compiled.can_continue)
 
     @torch.inference_mode()
-    def extend(
-        self, first: Sequence[int] | Tensor, spans: Sequence[QuerySpan], rows: Sequence[SamplingRow]
-    ) -> list[list[int]]:
+    def extend(self, first: Sequence[int] | Tensor, batch: RaggedBatch, rows: SamplingRows) -> list[list[int]]:
         """Run several decode passes, but wait for the device only once. Each pass decodes the last pass's tokens.
 
         `first` are the input tokens of the first pass, which may still be in flight if the runner `runs_ahead`. `rows`
-        are the sampling parameters for the outputs of the first pass, all `is_plain`. A sequence takes part in one pass
-        per token of its span; `spans` must be sorted longest first. Returns the sampled tokens of each sequence."""
-        sampling = sampling_of(SamplingRows.of(rows), self.model.config.vocab_size, self._device)
-        passes = Passes.of(spans, self.block_size)
+        are the sampling parameters for the outputs of the first pass, which are all plain. A sequence takes part in one
+        pass per row of `batch`, which starts with the longest. Returns the sampled tokens of each sequence."""
+        sampling = sampling_of(rows, self.model.config.vocab_size, self._device)
+        passes = Passes.of(batch)
         if self._compiled is not None:
             attention = self._backend.begin(passes.batch)
             assert isinstance(attention, NativeAttention), "compiled layers need the native attention backend"
@@ -255,20 +248,6 @@ class Runner:
 
     def _on_device(self, staged: Tensor) -> Tensor:
         return to_device(staged, self._device)
-
-
-def _told(chunk: Chunk) -> RunChunk:
-    return RunChunk(list(chunk.token_ids), chunk.start, [*map(int, chunk.block_table)], chunk.num_logits)
-
-
-def _wanted_rows(chunks: Sequence[Chunk]) -> Ints:
-    """Return the indices of the rows whose logits are requested."""
-    rows: list[int] = []
-    end = 0
-    for chunk in chunks:
-        end += len(chunk.token_ids)
-        rows.extend(range(end - chunk.num_logits, end))
-    return np.array(rows, np.int64)
 
 
 def graph_limits(context_length: int, config: EngineConfig, most_rows: int = MAX_DRAFT_ROWS) -> GraphLimits | None:

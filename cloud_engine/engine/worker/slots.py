@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....kernels.attention.ragged_batch import Ints
+from ....kernels.attention.ragged_batch import Ints, RaggedBatch
 from ....text.logit_edits import LogitEditor, LogitEdits
 from ..step import NewSequence
 from ..types.draft_record import NgramIndex
-from .sampler import OPTIONS, SamplingRow, packed_options
+from .sampler import OPTIONS, SamplingRows, packed_options
 
 #: Needs of a sequence beyond plain sampling: an embedding, grammar masks, logit edits, log-probabilities of the prompt,
 #: and those of new tokens.
@@ -66,6 +66,11 @@ class Slots:
             del self.states[slot]
         self.needs[slots] = 0
         self.all_needs = int(np.bitwise_or.reduce(self.needs))
+
+    def batch(self, slots: Ints, start: Ints, rows: Ints) -> RaggedBatch:
+        """Return the batch that computes `rows` tokens of each slot, from position `start` on."""
+        width = self.blocks.shape[1]
+        return RaggedBatch.in_tables(start, rows, slots * width, self.blocks.reshape(-1), self.block_size)
 
     def with_need(self, need: int, slots: Ints) -> list[tuple[int, SlotState]]:
         """Return the sequences of `slots` that have a need, with their indices in `slots`."""
@@ -119,11 +124,6 @@ class SlotState:
         return self.slots.tokens[self.sequence.slot, : self.num_known_tokens]
 
     @property
-    def block_table(self) -> NDArray[np.int32]:
-        """The block table, as a view. Entries after the last block are undefined."""
-        return self.slots.blocks[self.sequence.slot]
-
-    @property
     def unread_drafts(self) -> list[int]:
         """Draft tokens of the last launched step."""
         return self.slots.drafts.get(self.sequence.slot, [])
@@ -166,5 +166,5 @@ class SlotState:
         return self.editor.edits(draft_ids)
 
 
-#: Function of a sequence and n: sampling parameters of the token after n drafts (`Worker.launch`).
-RowOf = Callable[[SlotState, int], SamplingRow]
+#: Returns the sampling parameters of the token after the `draft_ids` of each sequence (`Worker.launch`).
+RowsOf = Callable[[Sequence[SlotState]], SamplingRows]

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 from device_waits import forbid_device_waits
+from forward_chunks import Chunk, compute
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.worker.cuda_graphs import GraphLimits
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.engine.worker.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
@@ -90,8 +91,8 @@ def test_seeds_give_the_tokens_of_the_cpu() -> None:
 def test_bfloat16_is_near_the_cpu() -> None:
     tokens = torch.randint(515, (200,), generator=torch.Generator().manual_seed(1)).tolist()
     chunk = Chunk(tokens, 0, list(range(13)), len(tokens))
-    exact = Runner(model("cpu"), 16, 16).run([chunk]).log_softmax(-1)
-    near = Runner(model("cuda", torch.bfloat16), 16, 16).run([chunk]).log_softmax(-1).cpu()
+    exact = compute(Runner(model("cpu"), 16, 16), [chunk]).log_softmax(-1)
+    near = compute(Runner(model("cuda", torch.bfloat16), 16, 16), [chunk]).log_softmax(-1).cpu()
     assert ((near - exact).norm() / exact.norm()).item() < 0.02
 
 
@@ -106,21 +107,21 @@ def test_bfloat16_decodes_and_verifies_near_the_cpu(graphs: bool) -> None:
     if graphs:
         gpu.capture(GraphLimits(3, 24, 9))
     for runner in (cpu, gpu):
-        runner.run(prompts)
+        compute(runner, prompts)
     for length in (1, 8):
         chunks = [
             Chunk([5] * length, len(tokens), table, length) for tokens, table in zip(contexts, tables, strict=True)
         ]
-        exact, near = (runner.run(chunks).log_softmax(-1).cpu() for runner in (cpu, gpu))
+        exact, near = (compute(runner, chunks).log_softmax(-1).cpu() for runner in (cpu, gpu))
         assert ((near - exact).norm() / exact.norm()).item() < 0.02
 
 
 def test_a_pass_does_not_wait_for_the_device() -> None:
     runner = Runner(model("cuda"), 64, 16)
     chunks = [Chunk([number], 20, [2 * number, 2 * number + 1], 1) for number in range(4)]
-    runner.run(chunks)
+    compute(runner, chunks)
     with forbid_device_waits():
-        runner.run(chunks)
+        compute(runner, chunks)
 
 
 @pytest.mark.parametrize("draft", [False, True])

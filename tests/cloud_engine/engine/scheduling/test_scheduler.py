@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from forward_chunks import Chunk
 from scheduler_steps import run_step
 from updraft.cloud_engine.engine.config import EngineConfig, SchedulingPolicy
 from updraft.cloud_engine.engine.engine import Engine
@@ -35,7 +36,7 @@ from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from updraft.cloud_engine.engine.worker.launched_step import UnreadInputs
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, ForwardBatch
+from updraft.cloud_engine.engine.worker.model_runner import ForwardBatch
 from updraft.cloud_engine.engine.worker.slots import Slots, SlotState
 from updraft.cloud_engine.engine.worker.worker import Worker
 from updraft.protocol.errors import OverloadedError
@@ -77,7 +78,7 @@ class Sometimes(Drafter):
     def offer(self, state: RequestState, limit: int) -> int:
         return limit if self.random.random() < self.chance else 0
 
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: Any) -> None:
+    def propose(self, batch: Sequence[ScheduledRequest], rows_of: Any) -> None:
         raise AssertionError("the simulation makes up the drafts")
 
 
@@ -145,7 +146,7 @@ class Memory:
         ):
             chunk = chunks[index]
             tokens = [token, *chunk.token_ids[1:]]
-            chunks[index] = replace(chunk, token_ids=tokens, start=chunk.start - by)
+            chunks[index] = chunk._replace(token_ids=tokens, start=chunk.start - by)
         for chunk, item in zip(chunks, self.batch, strict=True):
             self.write(chunk, item.state.request.cache_salt)
         for chunk, item in zip(chunks, self.batch, strict=True):
@@ -325,7 +326,7 @@ class Simulation(RuleBasedStateMachine):
         }
         self.memory.watch(batch)
 
-    def propose(self, batch: Sequence[SlotState], row_of: Any) -> None:
+    def propose(self, batch: Sequence[SlotState], rows_of: Any) -> None:
         """As the draft model does: it has computed all but the last of its drafts."""
         for state in batch:
             if state.num_drafts:

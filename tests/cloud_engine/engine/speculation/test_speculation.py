@@ -285,7 +285,7 @@ class Alone(Drafter):
     def offer(self, state, limit):
         return limit
 
-    def propose(self, batch, row_of):
+    def propose(self, batch, rows_of):
         raise AssertionError("not asked")
 
 
