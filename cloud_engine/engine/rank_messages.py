@@ -24,16 +24,13 @@ class Refusal(msgspec.Struct, tag=True, frozen=True):
 
 
 class NewRunner(msgspec.Struct, tag=True, frozen=True):
-    """Create a runner with an empty KV cache, in place of the last one."""
+    """Create a runner with an empty KV cache and a worker, in place of the last ones."""
 
     num_blocks: int
+    # Slots of the worker, and blocks of each.
+    num_slots: int
+    blocks_per_slot: int
     attention_backend: AttentionChoice
-
-
-class NewWorker(msgspec.Struct, tag=True, frozen=True):
-    """Create the worker, with slots for sequences of up to `context_length` tokens."""
-
-    context_length: int
 
 
 class Capture(msgspec.Struct, tag=True, frozen=True):
@@ -41,7 +38,6 @@ class Capture(msgspec.Struct, tag=True, frozen=True):
 
     sequences: int
     draft_rows: int
-    blocks: int
 
 
 class ComputeZeros(msgspec.Struct, tag=True, frozen=True):
@@ -81,7 +77,6 @@ Message = (
     Join
     | Refusal
     | NewRunner
-    | NewWorker
     | Capture
     | ComputeZeros
     | LaunchStep

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import zmq
 
+from ....kernels.attention.block_tables import BlockTables
 from ....kernels.runtime.host_memory import keep_freed_memory
 from ....protocol.errors import ConfigurationError
 from ....protocol.telemetry.logs import log_to_stderr
@@ -27,7 +28,6 @@ from ..rank_messages import (
     LaunchStep,
     Message,
     NewRunner,
-    NewWorker,
     ReadStep,
     Refusal,
     Release,
@@ -48,12 +48,11 @@ from .store import RankStore, begin_beats
 
 
 class Follower:
-    """A rank's part of the model, with its runner and worker. `follow` does what a message of rank 0 says."""
+    """A rank's part of the model, with its worker. `follow` does what a message of rank 0 says."""
 
     def __init__(self, model: Decoder, config: EngineConfig) -> None:
         self._model = model
         self._config = config
-        self._runner: Runner | None = None
         self._worker: Worker | None = None
         self._plans: deque[StepPlan] = deque()
 
@@ -67,31 +66,25 @@ class Follower:
             case ReadStep(tokens):
                 self.worker.read(self._plans.popleft(), tokens)
             case ComputeZeros(rows, num_logits):
-                self.runner.compute_zeros(rows, num_logits)
-            case Capture(sequences, draft_rows, blocks):
-                self.runner.capture(GraphLimits(sequences, draft_rows, blocks))
-            case NewRunner(num_blocks, backend):
-                self._runner = None  # free its KV cache first
-                self._runner = Runner(self._model, num_blocks, self._config.block_size, attention_backend=backend)
-            case NewWorker(context_length):
-                sizes = self._config.max_num_seqs, context_length, self._config.block_size
-                self._worker = Worker(self.runner, _propose_nothing, partial(Slots, *sizes), self._model.group)
+                self.worker.runner.compute_zeros(rows, num_logits)
+            case Capture(sequences, draft_rows):
+                self.worker.runner.capture(GraphLimits(sequences, draft_rows))
+            case NewRunner(num_blocks, num_slots, blocks_per_slot, backend):
+                self._worker = None  # free its KV cache first
+                size, tables = self._config.block_size, BlockTables(num_slots, blocks_per_slot)
+                runner = Runner(self._model, num_blocks, size, tables=tables, attention_backend=backend)
+                self._worker = Worker(runner, _propose_nothing, partial(Slots, tables, size), self._model.group)
             case Release():
-                self.runner.release()
+                self.worker.runner.release()
                 self.worker.reset()
             case Restore():
-                self.runner.restore()
+                self.worker.runner.restore()
             case Join() | Refusal():
                 raise TypeError("A rank joins a group once.")
 
     @property
-    def runner(self) -> Runner:
-        assert self._runner is not None, "NewRunner is sent first"
-        return self._runner
-
-    @property
     def worker(self) -> Worker:
-        assert self._worker is not None, "NewWorker is sent before the first step"
+        assert self._worker is not None, "NewRunner is sent first"
         return self._worker
 
 

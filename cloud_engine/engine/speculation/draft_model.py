@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ....kernels.attention.block_tables import BlockTables
 from ....kernels.attention.ragged_batch import RaggedBatch
 from ....protocol.errors import ConfigurationError
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ..config import EngineConfig
-from ..worker.devices import HostCopy, to_device
+from ....kernels.runtime.transfer import HostCopy, to_device
 from ..worker.model_runner import ForwardBatch, Runner, graph_limits
 from ..worker.sampler import SamplingRows, sample
 from ..worker.warm_up import extension_s, make_ready, step_profile
@@ -39,11 +40,15 @@ class DraftModel(Drafter):
     name = "draft"
     takes_passes = True
 
-    def __init__(self, draft: Decoder, target: ModelConfig, sizes: KVCacheSize, config: EngineConfig) -> None:
+    def __init__(
+        self, draft: Decoder, target: ModelConfig, sizes: KVCacheSize, config: EngineConfig, tables: BlockTables
+    ) -> None:
         """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have another size."""
-        self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
+        self._runner = Runner(
+            draft, sizes.num_blocks, config.block_size, tables=tables, attention_backend=config.attention_backend
+        )
         # After full acceptance, the draft model lacks two tokens of each sequence.
-        limits = graph_limits(sizes.context_length, config, 2 * config.max_num_seqs)
+        limits = graph_limits(config, 2 * config.max_num_seqs)
         make_ready(self._runner, limits, config.max_num_batched_tokens)
         self._most_tokens = config.max_num_batched_tokens
         self._block_size, self._reach, self._window = config.block_size, draft.config.reach, sizes.window

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ....kernels.attention.ragged_batch import Ints, starts
 from ..types.outputs import PromptLogprob
-from .devices import HostCopy, to_device
+from ....kernels.runtime.transfer import HostCopy, to_device
 from .sampler import UnreadLogprobs
 from .slots import SlotState
 

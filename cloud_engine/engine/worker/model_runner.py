@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ....kernels.attention.block_tables import BlockTables
 from ....kernels.attention.cpu import NativeAttention
 from ....kernels.attention.ops import TritonBackend, choose_backend
 from ....kernels.attention.ragged_batch import Ints, Passes, RaggedBatch
@@ -29,7 +30,7 @@ from ..config import EngineConfig
 from ..kv.sizing import cache_spec
 from ..rank_messages import Capture, ComputeZeros, NewRunner, Release, Restore
 from .cuda_graphs import MAX_DRAFT_ROWS, CudaRecorder, GraphLimits, StepGraphs
-from .devices import HostCopy, to_device
+from ....kernels.runtime.transfer import HostCopy, to_device
 from .launched_step import UnreadInputs
 from .sampler import SamplingRows, sampling_of
 from .slots import SlotState
@@ -61,11 +62,16 @@ class Runner:
         num_blocks: int,
         block_size: int,
         *,
+        tables: BlockTables | None = None,
         batch_invariant: bool = False,
         attention_backend: AttentionChoice = "auto",
     ) -> None:
-        """Set up. Raises ConfigurationError if the backend does not support the model or `batch_invariant`."""
-        model.group.tell(NewRunner(num_blocks, attention_backend))
+        """Set up. CUDA graphs compute batches whose block tables are in `tables`; by default, one table of all blocks.
+
+        Raises ConfigurationError if the backend does not support the model or `batch_invariant`.
+        """
+        self.tables = tables or BlockTables(1, num_blocks)
+        model.group.tell(NewRunner(num_blocks, *self.tables.host.shape, attention_backend))
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
         self._least_rows = least_rows(model)
@@ -85,9 +91,9 @@ class Runner:
             _LOG.info("layers: %s", "one C call for all" if self._compiled else "one kernel call per operation")
 
     @property
-    def num_slots(self) -> int:
-        """Capacity of the KV cache in tokens."""
-        return self._backend.cache.shape[1] * self.block_size
+    def context_length(self) -> int:
+        """Maximum tokens of a sequence, as the block tables allow."""
+        return self.tables.width * self.block_size
 
     @property
     def attention_backend(self) -> BackendName:
@@ -95,10 +101,10 @@ class Runner:
 
     def capture(self, limits: GraphLimits) -> None:
         """Capture steps without prompts as CUDA graphs if the attention backend is Triton. Takes seconds."""
-        self.model.group.tell(Capture(limits.sequences, limits.draft_rows, limits.blocks))
+        self.model.group.tell(Capture(limits.sequences, limits.draft_rows))
         self._graph_limits = limits
         if isinstance(self._backend, TritonBackend):
-            self._graphs = StepGraphs(self.model, self._backend, limits, CudaRecorder())
+            self._graphs = StepGraphs(self.model, self._backend, limits, self.tables, CudaRecorder())
 
     def release(self) -> None:
         """Free the KV cache, and move weights on a GPU to host memory. Call `restore` before the next step."""
@@ -129,10 +135,9 @@ class Runner:
         return self.compute(ForwardBatch(batch, torch.zeros(len(sequence), dtype=torch.int64), logit_rows))
 
     def zeros(self, rows: Sequence[int]) -> RaggedBatch:
-        """Return a batch of sequences that begin at position 0, with `rows` each, all in the first block."""
+        """Return a batch of sequences that begin at position 0, with `rows` each, all in the blocks of slot 0."""
         first = np.zeros(len(rows), np.int64)
-        blocks = np.zeros(-(-max(rows) // self.block_size), np.int32)
-        return RaggedBatch.in_tables(first, np.array(rows, np.int64), first, blocks, self.block_size)
+        return RaggedBatch.in_tables(first, np.array(rows, np.int64), first, self.tables, self.block_size)
 
     @property
     def runs_ahead(self) -> bool:
@@ -195,7 +200,6 @@ class Runner:
             token_ids = functional.pad(token_ids, (0, num_rows - len(token_ids)))
         if shift is not None:
             assert isinstance(self._backend, TritonBackend), "other backends get true positions"
-            batch = batch.packed()
             metadata = self._backend.planner.of_batch(batch)
             positions = metadata.shift_(batch, shift)
             return self.model(self._on_device(token_ids), positions, self._backend.attention(metadata))
@@ -230,7 +234,7 @@ class Runner:
         for number, live in enumerate(passes.live.tolist()):
             position, table = passes.batch.position[:live] + number, passes.batch.table[:live]
             sequences = RaggedBatch.in_tables(
-                position, np.ones_like(position), table, passes.batch.blocks, self.block_size
+                position, np.ones_like(position), table, passes.batch.tables, self.block_size
             )
             logits = self.compute(ForwardBatch(sequences, token_ids[:live]))
             token_ids = sample_rows(logits, sampling.of(slice(live)).ahead(number))
@@ -250,9 +254,9 @@ class Runner:
         return to_device(staged, self._device)
 
 
-def graph_limits(context_length: int, config: EngineConfig, most_rows: int = MAX_DRAFT_ROWS) -> GraphLimits | None:
+def graph_limits(config: EngineConfig, most_rows: int = MAX_DRAFT_ROWS) -> GraphLimits | None:
     """Return the limits of steps to capture, at most `most_rows` rows in steps with drafts; None if eager."""
     if config.enforce_eager or config.pipeline_parallel > 1:
         return None
     draft_rows = min(most_rows, MAX_DRAFT_ROWS, config.max_num_batched_tokens)
-    return GraphLimits(config.max_num_seqs, draft_rows, -(-context_length // config.block_size))
+    return GraphLimits(config.max_num_seqs, draft_rows)

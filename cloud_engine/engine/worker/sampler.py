@@ -31,7 +31,7 @@ from ....protocol.sampling import MIN_TEMPERATURE, WORD, ResolvedParams
 from ....text.grammars.state import Mask
 from ....text.logit_edits import LogitEdits
 from ..types.outputs import TokenLogprob
-from .devices import HostCopy, to_device
+from ....kernels.runtime.transfer import HostCopy, to_device
 
 #: Number of rows of `packed_options`.
 OPTIONS = 6

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ....kernels.attention.block_tables import BlockTables
 from ....kernels.attention.ragged_batch import Ints, RaggedBatch
 from ....text.logit_edits import LogitEditor, LogitEdits
 from ..step import NewSequence
@@ -27,15 +28,15 @@ EMBEDDED, CONSTRAINED, EDITED, SCORED, REPORTED = (1 << bit for bit in range(5))
 class Slots:
     """The sequences of all slots."""
 
-    def __init__(self, num_slots: int, context_length: int, block_size: int) -> None:
-        self.block_size = block_size
+    def __init__(self, tables: BlockTables, block_size: int) -> None:
+        num_slots = len(tables.host)
+        self.tables, self.block_size = tables, block_size
         self.states: dict[int, SlotState] = {}
         # Known tokens of each slot, followed by the draft tokens of the last launched step.
-        self.tokens = np.zeros((num_slots, context_length), np.int32)
+        self.tokens = np.zeros((num_slots, tables.width * block_size), np.int32)
         self.num_known = np.zeros(num_slots, np.int64)
         # Leading tokens whose keys and values launched steps compute, as if all drafts were accepted.
         self.num_computed = np.zeros(num_slots, np.int64)
-        self.blocks = np.zeros((num_slots, -(-context_length // block_size)), np.int32)
         self.options = np.zeros((OPTIONS, num_slots), np.int64)
         # Sums of the `EMBEDDED` ... `REPORTED` that apply to each sequence.
         self.needs = np.zeros(num_slots, np.uint8)
@@ -44,11 +45,10 @@ class Slots:
         self.drafts: Mapping[int, list[int]] = {}
 
     def begin(self, sequence: NewSequence) -> None:
-        """Put a new sequence into its slot."""
+        """Put a new sequence into its slot, except its block table."""
         slot, number = sequence.slot, len(sequence.token_ids)
         self.tokens[slot, :number], self.num_known[slot] = sequence.token_ids, number
         self.num_computed[slot] = sequence.num_computed_tokens
-        self.blocks[slot, : len(sequence.block_table)] = sequence.block_table
         self.options[:, slot] = packed_options([sequence.params], [sequence.seed])[:, 0]
         self.states[slot] = state = SlotState(self, sequence)
         self.needs[slot] = (
@@ -69,8 +69,7 @@ class Slots:
 
     def batch(self, slots: Ints, start: Ints, rows: Ints) -> RaggedBatch:
         """Return the batch that computes `rows` tokens of each slot, from position `start` on."""
-        width = self.blocks.shape[1]
-        return RaggedBatch.in_tables(start, rows, slots * width, self.blocks.reshape(-1), self.block_size)
+        return RaggedBatch.in_tables(start, rows, slots * self.tables.width, self.tables, self.block_size)
 
     def with_need(self, need: int, slots: Ints) -> list[tuple[int, SlotState]]:
         """Return the sequences of `slots` that have a need, with their indices in `slots`."""

@@ -47,7 +47,7 @@ def make_ready(runner: Runner, limits: GraphLimits | None, max_num_batched_token
     before = _entries(cache)
     if limits is not None:
         runner.capture(limits)
-    lengths = prompt_lengths(min(max_num_batched_tokens, runner.num_slots))
+    lengths = prompt_lengths(min(max_num_batched_tokens, runner.context_length))
     passes = [runner.compute_zeros([length], 1) for length in lengths]
     most = max_num_batched_tokens if limits is None else limits.rows
     for number in row_counts(most, passes[-1].shape[1], num_multiprocessors(passes[-1].device)):
@@ -78,7 +78,7 @@ def step_profile(runner: Runner, config: EngineConfig) -> dict[tuple[int, int], 
     """
     factor = 4 if runner.runs_ahead else 16  # between batch sizes: on CPUs, matrix products take memory for each size
     sizes = sorted({min(factor**power, config.max_num_seqs) for power in range(8)})
-    most = min(config.max_num_batched_tokens, runner.num_slots, _MAX_ROWS if runner.runs_ahead else _MAX_CPU_ROWS)
+    most = min(config.max_num_batched_tokens, runner.context_length, _MAX_ROWS if runner.runs_ahead else _MAX_CPU_ROWS)
     points = [(size, drafts) for drafts in _DRAFTS for size in sizes if drafts <= 1 or size * (1 + drafts) <= most]
     started, profile = time.perf_counter(), dict[tuple[int, int], float]()
     for size, drafts in points * _REPEATS:

@@ -25,7 +25,7 @@ from ...models.sharding import ALONE, ModelGroup
 from ..rank_messages import LaunchStep, ReadStep, SampleStep
 from ..step import DraftProposal, StepPlan, StepResult, StepSampling
 from ..types.outputs import TokenLogprob
-from .devices import HostCopy, to_device
+from ....kernels.runtime.transfer import HostCopy, to_device
 from .launched_step import NO_DRAFT, LaunchedStep, score_prompts
 from .model_runner import ForwardBatch, Runner
 from .sampler import SamplingRows, UnreadLogprobs, sample
@@ -123,8 +123,8 @@ class Worker:
                 step.drop(plan.ended)
         for sequence in plan.new:
             self.slots.begin(sequence)
-        for new in plan.new_blocks:
-            self.slots.blocks[new.slot, new.start : new.start + len(new.blocks)] = new.blocks
+        tables = [(sequence.slot, 0, sequence.block_table) for sequence in plan.new]
+        self.slots.tables.replace([*tables, *((new.slot, new.start, new.blocks) for new in plan.new_blocks)])
 
     def _draft(
         self, plan: StepPlan, slots: Ints, counts: Ints, mask_after: MaskAfter

@@ -56,6 +56,6 @@ def test_attention_reads_the_block_tables_of_the_slots(make_engine: Any, make_pr
         engine.step()
     for batch in batches:
         sequences = batch.sequences
-        assert np.shares_memory(sequences.blocks, worker.slots.blocks)
-        assert (sequences.table[:-1] % worker.slots.blocks.shape[1] == 0).all()
+        assert sequences.tables is worker.slots.tables
+        assert (sequences.table[:-1] % worker.slots.tables.width == 0).all()
         assert len({*sequences.table[:-1].tolist()}) == 4

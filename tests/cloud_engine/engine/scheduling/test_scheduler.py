@@ -39,6 +39,7 @@ from updraft.cloud_engine.engine.worker.launched_step import UnreadInputs
 from updraft.cloud_engine.engine.worker.model_runner import ForwardBatch
 from updraft.cloud_engine.engine.worker.slots import Slots, SlotState
 from updraft.cloud_engine.engine.worker.worker import Worker
+from updraft.kernels.attention.block_tables import BlockTables
 from updraft.protocol.errors import OverloadedError
 from updraft.protocol.sampling import ResolvedParams, SamplingParams
 from updraft.text.grammars.state import Mask
@@ -226,7 +227,7 @@ class Simulation(RuleBasedStateMachine):
         self.engine: Any = object.__new__(Watched)
         self.engine._recorder, self.engine._unread, self.engine.watch = None, deque(), self.watch
         self.engine._scheduler, self.engine._outputs, self.engine._speculator = self.scheduler, self.answers, speculator
-        self.engine._worker = Worker(self.memory, self.propose, lambda: Slots(BATCH, 64 * BLOCK, BLOCK))  # type: ignore[arg-type]
+        self.engine._worker = Worker(self.memory, self.propose, lambda: Slots(BlockTables(BATCH, 64), BLOCK))  # type: ignore[arg-type]
         self.generated: dict[tuple[str, int], list[int]] = {}
         self.longest: dict[str, tuple[int, int]] = {}  # answers to each request: as asked, and as its grammar has it
         self.names = 0

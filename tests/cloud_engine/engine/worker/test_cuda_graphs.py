@@ -21,6 +21,8 @@ from updraft.cloud_engine.engine.worker.cuda_graphs import (
 )
 from updraft.cloud_engine.engine.worker.launched_step import UnreadInputs
 from updraft.cloud_engine.engine.worker.model_runner import ForwardBatch, Runner
+from slot_batches import slot_batch
+from updraft.kernels.attention.block_tables import BlockTables
 from updraft.kernels.attention.ops import TritonBackend
 from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.types import QuerySpan
@@ -28,12 +30,12 @@ from updraft.kernels.attention.types import QuerySpan
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
 
-LIMITS = st.builds(GraphLimits, st.integers(1, 600), st.integers(1, MAX_DRAFT_ROWS), st.just(4))
+LIMITS = st.builds(GraphLimits, st.integers(1, 600), st.integers(1, MAX_DRAFT_ROWS))
 
 
 def test_a_ladder() -> None:
-    assert graph_sizes(GraphLimits(6, 1, 4)) == [GraphSize(1, 1), GraphSize(2, 2), GraphSize(4, 4), GraphSize(6, 6)]
-    verified = [size for size in graph_sizes(GraphLimits(20, 40, 4)) if size.rows > size.sequences]
+    assert graph_sizes(GraphLimits(6, 1)) == [GraphSize(1, 1), GraphSize(2, 2), GraphSize(4, 4), GraphSize(6, 6)]
+    verified = [size for size in graph_sizes(GraphLimits(20, 40)) if size.rows > size.sequences]
     assert verified == [
         GraphSize(16, 1),
         GraphSize(16, 4),
@@ -67,7 +69,7 @@ def test_few_graphs_and_none_too_many_rows(limits: GraphLimits) -> None:
 
 @pytest.mark.parametrize(("rows", "sequences"), [(6, 4), (5, 5)])
 def test_oversized_batches_run_without_a_graph(rows: int, sequences: int) -> None:
-    assert smallest_size(graph_sizes(GraphLimits(4, 5, 4)), rows, sequences) is None
+    assert smallest_size(graph_sizes(GraphLimits(4, 5)), rows, sequences) is None
 
 
 TABLES = [[3, 1, 5], [2, 4, 0], [7, 6, 8]]
@@ -93,18 +95,22 @@ def test_captured_steps_are_those_of_the_model(target) -> None:
         batch = batch_of(prompts, 16)
         positions = torch.from_numpy(batch.sequences.positions())
         target(batch.token_ids, positions, backend.begin(batch.sequences))
-        graphs = StepGraphs(target, backend, GraphLimits(3, 12, 3), lambda compute: compute)
+        tables = BlockTables(3, 3)
+        graphs = StepGraphs(target, backend, GraphLimits(3, 12), tables, lambda compute: compute)
         for step in STEPS:
             chunks = [Chunk(tokens, start, TABLES[number], len(tokens)) for number, start, tokens in step]
-            batch = batch_of(chunks, 16)
-            given = graphs.run(batch.sequences, batch.token_ids)
+            token_ids = batch_of(chunks, 16).token_ids
+            batch = slot_batch(tables, [chunk.span for chunk in chunks], len(token_ids), 16)
+            given = graphs.run(batch, token_ids)
             torch.testing.assert_close(given, expected := compute(runner, chunks), rtol=1e-4, atol=1e-5)
             # The same step, planned for the case that three drafts more are accepted than really are.
             ahead = [3 * (chunk.start == chunks[-1].start) for chunk in chunks]
-            given = graphs.run(batch.sequences.earlier(-np.array(ahead)), batch.token_ids, torch.tensor(ahead))
+            given = graphs.run(batch.earlier(-np.array(ahead)), token_ids, torch.tensor(ahead))
             torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
-        too_many = RaggedBatch.of([QuerySpan(24, 13, TABLES[0])], 13, 16)
+        too_many = slot_batch(tables, [QuerySpan(24, 13, TABLES[0])], 13, 16)
         assert graphs.run(too_many, torch.arange(13)) is None
+        other_tables = RaggedBatch.of([QuerySpan(24, 1, TABLES[0])], 1, 16)
+        assert graphs.run(other_tables, torch.arange(1)) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not interpreted")

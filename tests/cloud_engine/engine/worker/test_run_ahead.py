@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
 from updraft.cloud_engine.engine.worker import launched_step
-from updraft.cloud_engine.engine.worker.devices import HostCopy
+from updraft.kernels.runtime.transfer import HostCopy
 from updraft.cloud_engine.engine.worker.launched_step import LaunchedStep
 from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.engine.worker.worker import Worker

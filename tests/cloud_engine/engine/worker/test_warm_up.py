@@ -60,7 +60,7 @@ def test_columns_begin_where_a_kernel_expects_it() -> None:
 def test_nothing_is_launched_on_a_cpu(target, monkeypatch) -> None:
     runner = Runner(target, 8, 16)
     monkeypatch.setattr(runner, "compute_zeros", None)
-    make_ready(runner, GraphLimits(1, 1, 1), 64)
+    make_ready(runner, GraphLimits(1, 1), 64)
 
 
 def test_passes_and_samples(target, monkeypatch, tmp_path: Path, caplog) -> None:
@@ -85,7 +85,7 @@ def test_passes_and_samples(target, monkeypatch, tmp_path: Path, caplog) -> None
         warm_up, "log_probabilities", lambda *arguments: reported.append(arguments[2]) or log_probabilities(*arguments)
     )
     with caplog.at_level(logging.INFO):
-        make_ready(runner, limits := GraphLimits(2, 1, 4), 512)
+        make_ready(runner, limits := GraphLimits(2, 1), 512)
     assert passes == [1, 2, 4, 8, 16, 32, 64]  # as long as there are blocks
     assert captured == [limits]
     assert reported == [0, 20]
