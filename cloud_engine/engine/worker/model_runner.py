@@ -77,7 +77,6 @@ class Runner:
         self._least_rows = least_rows(model)
         self.block_size = block_size
         self._device = model.device
-        self._is_asynchronous = self._device.type == "cuda"
         spec = cache_spec(model, num_blocks, block_size)
         self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
         self._graphs: StepGraphs | None = None
@@ -142,7 +141,7 @@ class Runner:
     @property
     def runs_ahead(self) -> bool:
         """Return whether the device is asynchronous. If so, launch the next step before reading the last one."""
-        return self._is_asynchronous
+        return self._device.type == "cuda"
 
     @torch.inference_mode()
     def compute(self, batch: ForwardBatch, unread: UnreadInputs | None = None) -> Tensor:
