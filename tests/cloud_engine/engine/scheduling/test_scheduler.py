@@ -384,6 +384,17 @@ class Simulation(RuleBasedStateMachine):
             assert needed <= len(state.block_table) <= self.cache.blocks_for(most)
 
     @invariant()
+    def device_tables_match_the_plans(self) -> None:
+        tables = self.engine._worker.slots.tables
+        copy = tables.on(torch.device("cpu")).numpy().reshape(BATCH, -1)
+        assert np.array_equal(copy, tables.host)
+        for state in self.scheduler.running:
+            if state.slot >= 0:
+                planned = state.block_table[: state.num_planned_blocks]
+                sent = copy[state.slot, : len(planned)].tolist()
+                assert all(block in (NO_BLOCK, given) for block, given in zip(planned, sent, strict=True))
+
+    @invariant()
     def prepared_decodes_match_the_state(self) -> None:
         assert all(state.decode is None for state in self.scheduler.waiting)
         for state in self.scheduler.running:
