@@ -50,15 +50,15 @@ class BlockTables:
             self._copy = to_device(torch.from_numpy(self.flat.copy()), device)
         return self._copy
 
-    @torch.inference_mode()
     def replace(self, changes: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         """Replace entries. Each change is a slot, the index of its first entry to replace, and the new blocks."""
-        places: list[Ints] = []
         for slot, start, blocks in changes:
             self.host[slot, start : start + len(blocks)] = blocks
-            places.append(slot * self.width + np.arange(start, start + len(blocks)))
-        if self._copy is not None and places:
-            index = np.concatenate(places)
-            staged = torch.from_numpy(np.stack((index, self.flat[index])))
+        if self._copy is None or not changes:
+            return
+        spans = [(slot * self.width + start, len(blocks)) for slot, start, blocks in changes]
+        places = np.concatenate([np.arange(first, first + length) for first, length in spans])
+        with torch.inference_mode():
+            staged = torch.from_numpy(np.stack((places, self.flat[places])))
             index, values = to_device(staged, self._copy.device)
             self._copy[index] = values.to(torch.int32)
