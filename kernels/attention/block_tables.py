@@ -61,4 +61,4 @@ class BlockTables:
         with torch.inference_mode():
             staged = torch.from_numpy(np.stack((places, self.flat[places])))
             index, values = to_device(staged, self._copy.device)
-            self._copy[index] = values.to(torch.int32)
+            self._copy.index_copy_(0, index, values.to(torch.int32))
