@@ -312,8 +312,7 @@ class Engine:
         Call this after a failed step: in-flight state is unreliable, so requests must be added again with their tokens
         so far (`Resumption`). Expected requests keep their places.
         """
-        in_steps = [name for step in self._unread for name in step.request_ids]  # some ended in the failed step
-        lost = list(dict.fromkeys([*self._outputs.request_ids(), *in_steps]))
+        lost = list(dict.fromkeys([*self._outputs.request_ids(), *self.suspects]))  # some ended in the failed step
         self._unread.clear()
         self._worker.reset()
         if self._recorder is not None:

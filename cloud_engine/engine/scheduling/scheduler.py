@@ -246,7 +246,7 @@ class Scheduler:
         forecast.add([state])
         del self.waiting[0]
         self._served = max(self._served, state.order)
-        self._run(state)
+        insort(self.running, state, key=_order)
         if state.num_preemptions == 0 and state.index == 0:  # a request's other answers do not count as prompts
             state.num_cached_tokens = state.num_computed_tokens
             self._count(state)
@@ -272,9 +272,6 @@ class Scheduler:
         insort_left(self.waiting, victim, key=_order)
         self.counters.preemptions += 1
         return victim
-
-    def _run(self, state: RequestState) -> None:
-        insort(self.running, state, key=_order)
 
     def _stop(self, state: RequestState) -> None:
         self._forecast = self._refused = None
