@@ -73,18 +73,7 @@ class Restore(msgspec.Struct, tag=True, frozen=True):
     """Undo `Release`."""
 
 
-Message = (
-    Join
-    | Refusal
-    | NewRunner
-    | Capture
-    | ComputeZeros
-    | LaunchStep
-    | SampleStep
-    | ReadStep
-    | Release
-    | Restore
-)
+Message = Join | Refusal | NewRunner | Capture | ComputeZeros | LaunchStep | SampleStep | ReadStep | Release | Restore
 
 _ENCODER = msgspec.msgpack.Encoder()
 prepare_types(Message)

@@ -32,9 +32,9 @@ WORK_COLUMNS, MERGE_COLUMNS = 8, 4
 class AttentionPlan:
     """The work of all kernel programs, as arrays."""
 
-    # (splits, 8): start of the sequence's table in the block tables, first row, number of rows, position of the first row,
-    # first key, end of the keys (exclusive), first row of the partial result (-1 if the tile is not split), and index
-    # of the sequence, which the kernels do not read.
+    # (splits, 8): start of the sequence's table in all block tables, first row, number of rows, position of the first
+    # row, first key, end of the keys (exclusive), first row of the partial result (-1 if the tile is not split), and
+    # index of the sequence, which the kernels do not read.
     work: Ints
     # (rows, 4), for each row with partial results: the row, its index in the first split's result, the stride between
     # splits, and the number of splits.
@@ -161,9 +161,9 @@ class AttentionPlanner:
 class GraphMetadata:
     """Metadata with fixed addresses and sizes for a CUDA graph; `fill_` fills `metadata` for the next replay.
 
-    The graph is captured for `num_rows` rows in up to `most_sequences` sequences, whose block tables are in `tables`. It
-    expects `num_rows / most_sequences` queries per sequence. Fewer rows or sequences are padded; sequences with more
-    queries are split over more programs.
+    The graph is captured for `num_rows` rows in up to `most_sequences` sequences, and reads the copy of `tables` on the
+    device. It expects `num_rows / most_sequences` queries per sequence. Fewer rows or sequences are padded; sequences
+    with more queries are split over more programs.
     """
 
     def __init__(self, planner: AttentionPlanner, num_rows: int, most_sequences: int, tables: BlockTables) -> None:

@@ -4,6 +4,9 @@ Leviathan et al. 2023, without rejection sampling: a draft token is accepted if 
 target samples at that position (see `sampler`). The draft model samples with the target's noise.
 """
 
+# torch leaves `from_numpy` and `tolist` untyped
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +20,11 @@ from torch.nn import functional
 
 from ....kernels.attention.block_tables import BlockTables
 from ....kernels.attention.ragged_batch import RaggedBatch
+from ....kernels.runtime.transfer import HostCopy, to_device
 from ....protocol.errors import ConfigurationError
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ..config import EngineConfig
-from ....kernels.runtime.transfer import HostCopy, to_device
 from ..worker.model_runner import ForwardBatch, Runner, graph_limits
 from ..worker.sampler import SamplingRows, sample
 from ..worker.warm_up import extension_s, make_ready, step_profile
@@ -41,9 +44,16 @@ class DraftModel(Drafter):
     takes_passes = True
 
     def __init__(
-        self, draft: Decoder, target: ModelConfig, sizes: KVCacheSize, config: EngineConfig, tables: BlockTables
+        self,
+        draft: Decoder,
+        target: ModelConfig,
+        sizes: KVCacheSize,
+        config: EngineConfig,
+        tables: BlockTables | None = None,
     ) -> None:
-        """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have another size."""
+        """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have another size.
+
+        `tables`: the target's block tables, which CUDA graphs need."""
         self._runner = Runner(
             draft, sizes.num_blocks, config.block_size, tables=tables, attention_backend=config.attention_backend
         )
@@ -159,9 +169,7 @@ class DraftModel(Drafter):
         oldest, kept = num_drafted - self._reach + 1, num_computed - self._window.num_tokens + 1
         return max(0, oldest) // self._block_size >= max(0, kept) // self._block_size
 
-    def _extend(
-        self, items: Sequence[SlotState], first: Tensor | Sequence[int], rows: SamplingRows
-    ) -> list[list[int]]:
+    def _extend(self, items: Sequence[SlotState], first: Tensor | Sequence[int], rows: SamplingRows) -> list[list[int]]:
         """Return the tokens after each item's `first` draft token, by `Runner.extend`. Longer drafts come first."""
         if not items:
             return []

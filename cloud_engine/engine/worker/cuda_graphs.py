@@ -21,8 +21,8 @@ from ....kernels.attention.block_tables import BlockTables
 from ....kernels.attention.metadata import GraphMetadata
 from ....kernels.attention.ops import TritonBackend
 from ....kernels.attention.ragged_batch import RaggedBatch
-from ...models.decoder import Decoder
 from ....kernels.runtime.transfer import to_device
+from ...models.decoder import Decoder
 
 #: Maximum rows of a graph with drafts. In longer steps, the launches take less time than the computation.
 MAX_DRAFT_ROWS = 512

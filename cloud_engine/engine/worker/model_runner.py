@@ -22,6 +22,7 @@ from ....kernels.attention.ragged_batch import Ints, Passes, RaggedBatch
 from ....kernels.linear.ops import least_rows, pack_linears
 from ....kernels.runtime.backend import AttentionChoice, BackendName
 from ....kernels.runtime.native_library import load
+from ....kernels.runtime.transfer import HostCopy, to_device
 from ....kernels.sampling.ops import sample as sample_rows
 from ....kernels.sampling.types import Sampling
 from ...models.compile import CompiledDecoder, compile_decoder
@@ -30,7 +31,6 @@ from ..config import EngineConfig
 from ..kv.sizing import cache_spec
 from ..rank_messages import Capture, ComputeZeros, NewRunner, Release, Restore
 from .cuda_graphs import MAX_DRAFT_ROWS, CudaRecorder, GraphLimits, StepGraphs
-from ....kernels.runtime.transfer import HostCopy, to_device
 from .launched_step import UnreadInputs
 from .sampler import SamplingRows, sampling_of
 from .slots import SlotState
@@ -56,7 +56,7 @@ class ForwardBatch:
 class Runner:
     """A model with its paged KV cache. On a CPU, the model's weights are repacked in place (`pack_linears`)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only options
         self,
         model: Decoder,
         num_blocks: int,
@@ -71,7 +71,7 @@ class Runner:
         Raises ConfigurationError if the backend does not support the model or `batch_invariant`.
         """
         self.tables = tables or BlockTables(1, num_blocks)
-        model.group.tell(NewRunner(num_blocks, *self.tables.host.shape, attention_backend))
+        model.group.tell(NewRunner(num_blocks, len(self.tables.host), self.tables.width, attention_backend))
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
         self._least_rows = least_rows(model)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....kernels.attention.ragged_batch import Ints
+from ....kernels.runtime.transfer import HostCopy, to_device
 from ....kernels.sampling.ops import MAX_TOP_LOGPROBS, apply_edits_, stable_topk
 from ....kernels.sampling.ops import log_probabilities as top_log_probabilities
 from ....kernels.sampling.ops import sample as sample_rows
@@ -31,7 +32,6 @@ from ....protocol.sampling import MIN_TEMPERATURE, WORD, ResolvedParams
 from ....text.grammars.state import Mask
 from ....text.logit_edits import LogitEdits
 from ..types.outputs import TokenLogprob
-from ....kernels.runtime.transfer import HostCopy, to_device
 
 #: Number of rows of `packed_options`.
 OPTIONS = 6

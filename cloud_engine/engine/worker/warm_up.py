@@ -3,6 +3,9 @@
 Triton compiles a kernel at its first launch, which takes seconds. The compiled kernels are cached on disk.
 """
 
+# torch leaves `tolist` untyped
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import logging
@@ -124,7 +127,7 @@ def _sample(logits: Tensor) -> None:
     """Launch every sampling variant, and log-probabilities with and without top tokens."""
     number, vocabulary = logits.shape
     for rows in _variants(number, vocabulary):
-        sample(logits, rows).tolist()
+        sample(logits, rows)
     for num_top in _REPORTED:
         log_probabilities(logits, [0] * number, min(num_top, vocabulary))
 

@@ -18,6 +18,7 @@ import torch
 from msgspec.structs import replace
 
 from ....kernels.attention.ragged_batch import Ints, repeated
+from ....kernels.runtime.transfer import HostCopy, to_device
 from ....protocol.errors import EngineError
 from ....text.grammars.state import Mask
 from ....text.logit_edits import LogitEdits
@@ -25,7 +26,6 @@ from ...models.sharding import ALONE, ModelGroup
 from ..rank_messages import LaunchStep, ReadStep, SampleStep
 from ..step import DraftProposal, StepPlan, StepResult, StepSampling
 from ..types.outputs import TokenLogprob
-from ....kernels.runtime.transfer import HostCopy, to_device
 from .launched_step import NO_DRAFT, LaunchedStep, score_prompts
 from .model_runner import ForwardBatch, Runner
 from .sampler import SamplingRows, UnreadLogprobs, sample

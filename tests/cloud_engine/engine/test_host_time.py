@@ -7,7 +7,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 from updraft.cloud_engine import engine as package
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.worker.model_runner import ForwardBatch

@@ -9,6 +9,7 @@ import pytest
 import torch
 from device_waits import forbid_device_waits
 from forward_chunks import Chunk, compute
+from slot_batches import slot_batch
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.types.request import GenerationRequest
@@ -18,7 +19,6 @@ from updraft.cloud_engine.engine.worker.served_model import DraftWeights, Served
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig
-from slot_batches import slot_batch
 from updraft.kernels.attention.block_tables import BlockTables
 from updraft.protocol.sampling import SamplingParams
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from decoder_reference import FACTORS, LONG_ONLY, SHAPES, expected_logprobs, random_tokens, reference_model
-from safetensors.torch import load_file, save_file
 from forward_chunks import Chunk, compute
+from safetensors.torch import load_file, save_file
 from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.loading.loader import load_model

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from decoder_reference import SHAPES, expected_logprobs, random_tokens, reference_model
+from forward_chunks import Chunk, compute
 from hypothesis import given
 from hypothesis import strategies as st
 from thread_group import ThreadGroup
 from torch import Tensor
-from forward_chunks import Chunk, compute
 from updraft.cloud_engine.engine.worker import model_runner
 from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.models.loading.loader import load_model

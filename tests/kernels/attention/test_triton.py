@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from attention_reference import attend_reference
+from slot_batches import slot_batch
 from torch import Tensor
 from torch.nn import functional
-from slot_batches import slot_batch
 from updraft.kernels.attention.block_tables import BlockTables
 from updraft.kernels.attention.launch import AttentionShape
 from updraft.kernels.attention.metadata import AttentionMetadata, AttentionPlanner, GraphMetadata

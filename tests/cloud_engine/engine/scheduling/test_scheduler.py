@@ -8,17 +8,16 @@ import subprocess
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from forward_chunks import Chunk
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from forward_chunks import Chunk
 from scheduler_steps import run_step
 from updraft.cloud_engine.engine.config import EngineConfig, SchedulingPolicy
 from updraft.cloud_engine.engine.engine import Engine

@@ -19,7 +19,6 @@ from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from updraft.cloud_engine.models.decoder import Decoder
-from updraft.kernels.attention.block_tables import BlockTables
 from updraft.protocol.errors import ConfigurationError
 from updraft.protocol.sampling import ResolvedParams
 
@@ -366,7 +365,7 @@ def test_a_draft_padded_differently_drafts(rows, plain, target, fresh_draft, mak
     prompts, expected = plain
     padded = resized(fresh_draft, rows)
     config = EngineConfig(num_gpu_blocks_override=192)
-    drafter = DraftModel(padded, target.config, KVCacheSize.of([target], config), config, BlockTables(16, 12))
+    drafter = DraftModel(padded, target.config, KVCacheSize.of([target], config), config)
     engine = make_engine(
         num_gpu_blocks_override=192, num_speculative_tokens=2, draft_length="fixed", drafters=[drafter]
     )
@@ -384,7 +383,7 @@ def test_tokens_beyond_the_targets_vocabulary_are_never_drafted(plain, target, f
     padded = resized(fresh_draft, 120)
     padded.lm_head.weight[97:] = 9 * padded.lm_head.weight[:23].abs()
     config = EngineConfig(num_gpu_blocks_override=192)
-    drafter = DraftModel(padded, target.config, KVCacheSize.of([target], config), config, BlockTables(16, 12))
+    drafter = DraftModel(padded, target.config, KVCacheSize.of([target], config), config)
     engine = make_engine(
         num_gpu_blocks_override=192, num_speculative_tokens=4, draft_length="fixed", drafters=[drafter]
     )

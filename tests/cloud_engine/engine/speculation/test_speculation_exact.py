@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import chi2
 from forward_chunks import Chunk, compute
+from scipy.stats import chi2
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.types.request import GenerationRequest

@@ -7,9 +7,10 @@ import os
 import numpy as np
 import pytest
 import torch
+from forward_chunks import Chunk, batch_of, compute
 from hypothesis import given
 from hypothesis import strategies as st
-from forward_chunks import Chunk, batch_of, compute
+from slot_batches import slot_batch
 from updraft.cloud_engine.engine.kv.sizing import cache_spec
 from updraft.cloud_engine.engine.worker.cuda_graphs import (
     MAX_DRAFT_ROWS,
@@ -21,7 +22,6 @@ from updraft.cloud_engine.engine.worker.cuda_graphs import (
 )
 from updraft.cloud_engine.engine.worker.launched_step import UnreadInputs
 from updraft.cloud_engine.engine.worker.model_runner import ForwardBatch, Runner
-from slot_batches import slot_batch
 from updraft.kernels.attention.block_tables import BlockTables
 from updraft.kernels.attention.ops import TritonBackend
 from updraft.kernels.attention.ragged_batch import RaggedBatch
@@ -127,7 +127,9 @@ def test_unread_tokens_and_positions_are_resolved_on_the_device(kind: str, targe
     true = [Chunk([1, 50, 51], 20, TABLES[0], 3), Chunk([2], 3, TABLES[1], 1), prompts[2]]
     planned = [true[0]._replace(token_ids=[0, 50, 51], start=30), true[1]._replace(token_ids=[0]), prompts[2]]
     unread = UnreadInputs([0, 1], torch.tensor([1, 2]), torch.tensor([10, 0]))
-    torch.testing.assert_close(runner.compute(batch_of(planned, 16), unread), compute(plain, true), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        runner.compute(batch_of(planned, 16), unread), compute(plain, true), rtol=1e-4, atol=1e-5
+    )
     decodes = RaggedBatch.of([QuerySpan(31, 1, TABLES[0]), QuerySpan(4, 1, TABLES[1])], 2, 16)
     unread = UnreadInputs([0], torch.tensor([4]), torch.tensor([8]))
     given = runner.compute(ForwardBatch(decodes, torch.tensor([0, 6])), unread)

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
 from updraft.cloud_engine.engine.worker import launched_step
-from updraft.kernels.runtime.transfer import HostCopy
 from updraft.cloud_engine.engine.worker.launched_step import LaunchedStep
 from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.engine.worker.worker import Worker
 from updraft.kernels.attention.ragged_batch import repeated
+from updraft.kernels.runtime.transfer import HostCopy
 
 
 @dataclass

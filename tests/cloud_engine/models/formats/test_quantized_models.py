@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from decoder_reference import expected_logprobs, random_tokens, reference_model
+from forward_chunks import Chunk, compute
 from quantized_checkpoints import KINDS, write_quantized
 from thread_group import ThreadGroup
 from torch import Tensor
-from forward_chunks import Chunk, compute
 from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.cloud_engine.models.sharding import ALONE, ModelGroup

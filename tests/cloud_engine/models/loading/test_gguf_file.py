@@ -15,8 +15,8 @@ pytest.importorskip("gguf", reason="needs the [cloud] extra")
 
 from decoder_reference import LONG_ONLY, expected_logprobs, random_tokens, reference_model
 from decoder_reference import SHAPES as ALL_SHAPES
-from gguf_writer import write_gguf
 from forward_chunks import Chunk, compute
+from gguf_writer import write_gguf
 from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.models.loading.gguf_file import GgufFile, gguf_vocabulary
 from updraft.cloud_engine.models.loading.loader import load_model

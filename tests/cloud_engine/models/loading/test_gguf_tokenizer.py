@@ -17,10 +17,10 @@ from tokenizers import models, trainers
 pytest.importorskip("gguf", reason="needs the [cloud] extra")
 llama_cpp: Any = pytest.importorskip("llama_cpp", reason="needs the [edge] extra")
 
+from forward_chunks import Chunk, compute
 from gguf_edit import edited
 from gguf_fuzz import Value
 from real_model import SMOLLM2, needs_smollm2
-from forward_chunks import Chunk, compute
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.types.request import GenerationRequest
