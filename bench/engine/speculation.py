@@ -113,6 +113,8 @@ def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: in
         answer = _timed(plain, prompts)[0]
         oracle = OracleDrafter(target, draft, plain.config, answer, acceptance)
         engine = make_engine(target, config, drafters=[oracle])
+        oracle.runner.tables = engine._worker.slots.tables
+        oracle.runner.restore()  # captures CUDA graphs that read these tables
         _timed(engine, prompts)  # warm-up, in which the engine adapts its draft lengths
         speedup = statistics.mean(_timed(plain, prompts)[1] / _timed(engine, prompts)[1] for _ in range(2))
     assert engine.stats().preemptions == 0, "preemptions would lower the measured load"
