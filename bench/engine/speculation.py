@@ -26,7 +26,7 @@ from .driving import make_engine
 from .shapes import random_model, shape_config
 
 if TYPE_CHECKING:
-    from ...cloud_engine.engine.worker.slots import RowOf, SlotState
+    from ...cloud_engine.engine.worker.slots import RowsOf, SlotState
 
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -113,6 +113,8 @@ def _oracle_speedup(target: Decoder, draft: Decoder, acceptance: float, load: in
         answer = _timed(plain, prompts)[0]
         oracle = OracleDrafter(target, draft, plain.config, answer, acceptance)
         engine = make_engine(target, config, drafters=[oracle])
+        oracle.runner.tables = engine._worker.slots.tables
+        oracle.runner.restore()  # captures CUDA graphs that read these tables
         _timed(engine, prompts)  # warm-up, in which the engine adapts its draft lengths
         speedup = statistics.mean(_timed(plain, prompts)[1] / _timed(engine, prompts)[1] for _ in range(2))
     assert engine.stats().preemptions == 0, "preemptions would lower the measured load"
@@ -136,8 +138,8 @@ class OracleDrafter(DraftModel):
     def offer(self, state: RequestState, limit: int) -> int:
         return min(limit, len(self._answer) - state.num_generated_tokens)
 
-    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
-        super().propose(batch, row_of)
+    def propose(self, batch: Sequence[SlotState], rows_of: RowsOf) -> None:
+        super().propose(batch, rows_of)
         for item in batch:
             if item.drafter == self.name:
                 start = item.num_generated_tokens

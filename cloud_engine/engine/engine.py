@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from ...kernels.attention.block_tables import BlockTables
 from ...protocol.errors import ConfigurationError, InvalidRequestError
 from ...text.grammars.state import GrammarState, Mask
 from ...text.tokenizer import Tokenizer
@@ -24,7 +25,6 @@ from .config import EngineConfig
 from .kv.kv_cache_manager import KVCacheManager
 from .kv.sizing import KVCacheSize
 from .output.output_processor import OutputProcessor, cut_drafts
-from .rank_messages import NewWorker
 from .ranks.group import of_rank
 from .ranks.leader import Leader
 from .scheduling.limits import RequestLimits
@@ -99,27 +99,28 @@ class Engine:
         self._limits = RequestLimits(self._vocab_size, sizes.context_length, sizes.num_blocks, config)
         self._eos_ids = served.eos_ids
         self._grammars = served.grammars()
+        tables = BlockTables(config.max_num_seqs, -(-sizes.context_length // config.block_size))
         runner = Runner(
             model,
             sizes.num_blocks,
             config.block_size,
+            tables=tables,
             batch_invariant=config.batch_invariant,
             attention_backend=config.attention_backend,
         )
         self._runners = [runner]
-        make_ready(runner, graph_limits(sizes.context_length, config), config.max_num_batched_tokens)
+        make_ready(runner, graph_limits(config), config.max_num_batched_tokens)
         own: list[Drafter] = [NgramDrafter()] if config.ngram else []
         if draft is not None:
             vocabulary = None if served.tokenizer is None else served.tokenizer.vocabulary()
             check_same_vocabulary(self._vocab_size, draft.weights.config.vocab_size, vocabulary, draft.vocabulary)
-            draft_model = DraftModel(draft.weights, model.config, sizes, config)
+            draft_model = DraftModel(draft.weights, model.config, sizes, config, tables)
             own.append(draft_model)
             self._runners.append(draft_model.runner)
         profile = step_profile(runner, config) if config.draft_length == "adaptive" else {}
         self._fixed_rows = fixed_rows(profile) if profile else 0.0
         self._speculator = Speculator([*own, *drafters], config, CostTable(profile) if profile else None)
-        model.group.tell(NewWorker(sizes.context_length))
-        new_slots = partial(Slots, config.max_num_seqs, sizes.context_length, config.block_size)
+        new_slots = partial(Slots, tables, config.block_size)
         self._worker = Worker(runner, self._speculator.propose, new_slots, model.group)
         self._counters = EngineStats()
         self._recorder: StepRecorder | None = None
@@ -311,8 +312,7 @@ class Engine:
         Call this after a failed step: in-flight state is unreliable, so requests must be added again with their tokens
         so far (`Resumption`). Expected requests keep their places.
         """
-        in_steps = [name for step in self._unread for name in step.request_ids]  # some ended in the failed step
-        lost = list(dict.fromkeys([*self._outputs.request_ids(), *in_steps]))
+        lost = list(dict.fromkeys([*self._outputs.request_ids(), *self.suspects]))  # some ended in the failed step
         self._unread.clear()
         self._worker.reset()
         if self._recorder is not None:

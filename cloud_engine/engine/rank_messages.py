@@ -24,16 +24,13 @@ class Refusal(msgspec.Struct, tag=True, frozen=True):
 
 
 class NewRunner(msgspec.Struct, tag=True, frozen=True):
-    """Create a runner with an empty KV cache, in place of the last one."""
+    """Create a runner with an empty KV cache and a worker, in place of the last ones."""
 
     num_blocks: int
+    # Slots of the worker, and blocks of each.
+    num_slots: int
+    blocks_per_slot: int
     attention_backend: AttentionChoice
-
-
-class NewWorker(msgspec.Struct, tag=True, frozen=True):
-    """Create the worker, with slots for sequences of up to `context_length` tokens."""
-
-    context_length: int
 
 
 class Capture(msgspec.Struct, tag=True, frozen=True):
@@ -41,22 +38,13 @@ class Capture(msgspec.Struct, tag=True, frozen=True):
 
     sequences: int
     draft_rows: int
-    blocks: int
 
 
-class RunChunk(msgspec.Struct, array_like=True, frozen=True):
-    """The arguments of `Chunk`."""
+class ComputeZeros(msgspec.Struct, tag=True, frozen=True):
+    """Compute outside a step, to warm up and to measure (`Runner.compute_zeros`)."""
 
-    token_ids: list[int]
-    start: int
-    block_table: list[int]
+    rows: list[int]
     num_logits: int
-
-
-class RunChunks(msgspec.Struct, tag=True, frozen=True):
-    """Compute chunks outside a step, to warm up and to measure."""
-
-    chunks: list[RunChunk]
 
 
 class LaunchStep(msgspec.Struct, tag=True, frozen=True):
@@ -85,19 +73,7 @@ class Restore(msgspec.Struct, tag=True, frozen=True):
     """Undo `Release`."""
 
 
-Message = (
-    Join
-    | Refusal
-    | NewRunner
-    | NewWorker
-    | Capture
-    | RunChunks
-    | LaunchStep
-    | SampleStep
-    | ReadStep
-    | Release
-    | Restore
-)
+Message = Join | Refusal | NewRunner | Capture | ComputeZeros | LaunchStep | SampleStep | ReadStep | Release | Restore
 
 _ENCODER = msgspec.msgpack.Encoder()
 prepare_types(Message)

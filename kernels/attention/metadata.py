@@ -8,7 +8,7 @@ memory moves the plan to the device, into a new tensor or into buffers that a CU
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from torch import Tensor
 from ...protocol.errors import ConfigurationError
 from ..runtime.backend import num_multiprocessors
 from ..runtime.launch import Launch
+from ..runtime.transfer import to_device
+from .block_tables import BlockTables
 from .launch import AttentionShape, attention_launch, extra_splits, num_splits, queries_per_tile, split_lengths
-from .ragged_batch import BlockNumbers, Ints, RaggedBatch, repeated, starts
+from .ragged_batch import Ints, RaggedBatch, repeated, starts
 from .types import QuerySpan
 
 #: Number of columns of `AttentionPlan.work` and `AttentionPlan.merges`. Rows of zeros are no-ops.
@@ -30,22 +32,20 @@ WORK_COLUMNS, MERGE_COLUMNS = 8, 4
 class AttentionPlan:
     """The work of all kernel programs, as arrays."""
 
-    # (splits, 8): start of the sequence's blocks in `blocks`, first row, number of rows, position of the first row,
-    # first key, end of the keys (exclusive), first row of the partial result (-1 if the tile is not split), and index
-    # of the sequence, which the kernels do not read.
+    # (splits, 8): start of the sequence's table in all block tables, first row, number of rows, position of the first
+    # row, first key, end of the keys (exclusive), first row of the partial result (-1 if the tile is not split), and
+    # index of the sequence, which the kernels do not read.
     work: Ints
     # (rows, 4), for each row with partial results: the row, its index in the first split's result, the stride between
     # splits, and the number of splits.
     merges: Ints
     # (rows,): slot of each row's key and value, block * block_size + offset; -1 for padding.
     slots: Ints
-    # The block tables of all sequences, concatenated.
-    blocks: BlockNumbers
     partial_rows: int
 
 
 def plan_attention(batch: RaggedBatch, shape: AttentionShape, launch: Launch, multiprocessors: int) -> AttentionPlan:
-    """Plan the attention of a `packed` batch. Keys and values of padding are not stored, and its results are zeros."""
+    """Plan the attention of a batch. Keys and values of padding are not stored, and its results are zeros."""
     tiles = _tiles(batch, queries_per_tile(shape, launch))
     lengths = split_lengths(tiles.keys, shape, launch, multiprocessors)
     splits = num_splits(tiles.keys, lengths)
@@ -55,7 +55,6 @@ def plan_attention(batch: RaggedBatch, shape: AttentionShape, launch: Launch, mu
         work=_work(tiles, splits, lengths, first_partial),
         merges=_merges(tiles, splits, first_partial),
         slots=batch.slots(),
-        blocks=batch.blocks,
         partial_rows=int(partials.sum()),
     )
 
@@ -103,9 +102,6 @@ def _merges(tiles: _Tiles, splits: Ints, first_partial: Ints) -> Ints:
     return np.stack((tiles.first_row[tile] + row, first_partial[tile] + row, tiles.rows[tile], splits[tile]), axis=1)
 
 
-_ALIGNED = 4  # int32 values in 16 bytes, the alignment that Triton specializes for
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """An `AttentionPlan` on the device, as int32, with the kernel's launch parameters; shared by all layers."""
@@ -113,6 +109,7 @@ class AttentionMetadata:
     work: Tensor
     merges: Tensor
     slots: Tensor
+    # All block tables (`BlockTables.on`).
     blocks: Tensor
     partial_rows: int
     launch: Launch
@@ -125,10 +122,7 @@ class AttentionMetadata:
         """
         sequence, _ = repeated(batch.rows)
         columns = np.stack((sequence, batch.positions(), batch.table[sequence]))
-        staged = torch.from_numpy(columns)
-        if by.is_cuda:
-            staged = staged.pin_memory()
-        sequences, positions, tables = staged.to(by.device, non_blocking=True)
+        sequences, positions, tables = to_device(torch.from_numpy(columns), by.device)
         by = torch.cat((by, by.new_zeros(1)))  # the padding keeps its positions
         self.work[:, 3] -= by[self.work[:, 7]].to(torch.int32)
         positions = positions - by[sequences]
@@ -156,22 +150,23 @@ class AttentionPlanner:
         return self.of_batch(RaggedBatch.of(spans, max(num_rows or 0, rows), self.shape.block_size))
 
     def of_batch(self, batch: RaggedBatch) -> AttentionMetadata:
-        """Return the metadata of a `packed` batch with any mix of sequences."""
+        """Return the metadata of a batch with any mix of sequences."""
         launch = attention_launch(self.shape, int(batch.rows[:-1].max(initial=1)))
         plan = plan_attention(batch, self.shape, launch, self.multiprocessors)
-        sizes = _Sizes(len(plan.work), len(plan.merges), len(plan.slots), len(plan.blocks))
-        return sizes.views(_staged(plan, sizes).to(self.device, non_blocking=True), plan.partial_rows, launch)
+        sizes = _Sizes(len(plan.work), len(plan.merges), len(plan.slots))
+        buffer = _staged(plan, sizes).to(self.device, non_blocking=True)
+        return sizes.views(buffer, batch.tables.on(self.device), plan.partial_rows, launch)
 
 
 class GraphMetadata:
     """Metadata with fixed addresses and sizes for a CUDA graph; `fill_` fills `metadata` for the next replay.
 
-    The graph is captured for `num_rows` rows in up to `most_sequences` sequences of up to `most_blocks` blocks each. It
-    expects `num_rows / most_sequences` queries per sequence. Fewer rows or sequences are padded; sequences with more
-    queries are split over more programs.
+    The graph is captured for `num_rows` rows in up to `most_sequences` sequences, and reads the copy of `tables` on the
+    device. It expects `num_rows / most_sequences` queries per sequence. Fewer rows or sequences are padded; sequences
+    with more queries are split over more programs.
     """
 
-    def __init__(self, planner: AttentionPlanner, num_rows: int, most_sequences: int, most_blocks: int) -> None:
+    def __init__(self, planner: AttentionPlanner, num_rows: int, most_sequences: int, tables: BlockTables) -> None:
         shape = planner.shape
         launch = attention_launch(shape, -(-num_rows // most_sequences))
         queries = queries_per_tile(shape, launch)
@@ -180,28 +175,23 @@ class GraphMetadata:
         tiles = sequences + (num_rows - sequences) // queries
         splits = tiles + extra_splits(shape, launch, planner.multiprocessors)
         self._planner = planner
-        self._sizes = _Sizes(splits, num_rows, num_rows, most_sequences * most_blocks)
+        self._sizes = _Sizes(splits, num_rows, num_rows)
         buffer = torch.zeros(self._sizes.total, dtype=torch.int32, device=planner.device)
         self._buffer = buffer
-        self.metadata = self._sizes.views(buffer, splits * queries, launch)
-        self.update_([])
-
-    def update_(self, spans: Sequence[QuerySpan]) -> None:
-        """Fill the buffers for `spans`. Raises ConfigurationError if the spans need larger buffers."""
-        self.fill_(RaggedBatch.of(spans, self._sizes.slots, self._planner.shape.block_size))
+        self.metadata = self._sizes.views(buffer, tables.on(planner.device), splits * queries, launch)
+        self.fill_(RaggedBatch.of([], num_rows, shape.block_size))
 
     def fill_(self, batch: RaggedBatch) -> None:
-        """Fill the buffers for a `packed` batch that is padded to the graph's rows.
+        """Fill the buffers for a batch over the graph's block tables that is padded to the graph's rows.
 
         Raises ConfigurationError if the batch needs larger buffers."""
         planner, sizes, launch = self._planner, self._sizes, self.metadata.launch
         if batch.num_real_rows > sizes.slots:
             raise self._does_not_fit(batch)
         plan = plan_attention(batch, planner.shape, launch, planner.multiprocessors)
-        used = replace(sizes, blocks=len(plan.blocks))
-        if len(plan.work) > sizes.work or used.blocks > sizes.blocks or plan.partial_rows > self.metadata.partial_rows:
+        if len(plan.work) > sizes.work or plan.partial_rows > self.metadata.partial_rows:
             raise self._does_not_fit(batch)
-        self._buffer[: used.total].copy_(_staged(plan, used), non_blocking=True)
+        self._buffer.copy_(_staged(plan, sizes), non_blocking=True)
 
     def _does_not_fit(self, batch: RaggedBatch) -> ConfigurationError:
         return ConfigurationError(
@@ -212,32 +202,24 @@ class GraphMetadata:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """Lengths of the buffer's parts. The blocks come last, so that unused blocks are not copied."""
+    """Lengths of the buffer's parts."""
 
     work: int
     merges: int
     slots: int
-    blocks: int
 
     @property
-    def lengths(self) -> tuple[int, int, int, int]:
-        slots = -(-self.slots // _ALIGNED) * _ALIGNED
-        return self.work * WORK_COLUMNS, self.merges * MERGE_COLUMNS, slots, self.blocks
+    def lengths(self) -> tuple[int, int, int]:
+        return self.work * WORK_COLUMNS, self.merges * MERGE_COLUMNS, self.slots
 
     @property
     def total(self) -> int:
         return sum(self.lengths)
 
-    def views(self, buffer: Tensor, partial_rows: int, launch: Launch) -> AttentionMetadata:
-        work, merges, slots, blocks = buffer.split(self.lengths)
-        return AttentionMetadata(
-            work.view(-1, WORK_COLUMNS),
-            merges.view(-1, MERGE_COLUMNS),
-            slots[: self.slots],
-            blocks,
-            partial_rows,
-            launch,
-        )
+    def views(self, buffer: Tensor, blocks: Tensor, partial_rows: int, launch: Launch) -> AttentionMetadata:
+        work, merges, slots = buffer.split(self.lengths)
+        work, merges = work.view(-1, WORK_COLUMNS), merges.view(-1, MERGE_COLUMNS)
+        return AttentionMetadata(work, merges, slots, blocks, partial_rows, launch)
 
 
 def _staged(plan: AttentionPlan, sizes: _Sizes) -> Tensor:
@@ -248,7 +230,7 @@ def _staged(plan: AttentionPlan, sizes: _Sizes) -> Tensor:
     staging = torch.zeros(sizes.total, dtype=torch.int32, pin_memory=torch.cuda.is_available())
     numbers: NDArray[np.int32] = staging.numpy()
     start = 0
-    for part, length in zip((plan.work, plan.merges, plan.slots, plan.blocks), sizes.lengths, strict=True):
+    for part, length in zip((plan.work, plan.merges, plan.slots), sizes.lengths, strict=True):
         numbers[start : start + part.size] = part.reshape(-1)
         start += length
     return staging

@@ -54,7 +54,7 @@ class TritonBackend:
         self.planner = AttentionPlanner.on(spec.device, self.shape)
 
     def begin(self, batch: RaggedBatch) -> Attention:
-        return self.attention(self.planner.of_batch(batch.packed()))
+        return self.attention(self.planner.of_batch(batch))
 
     def attention(self, metadata: AttentionMetadata) -> Attention:
         """Return the attention of a planned pass. For a CUDA graph, fill `metadata` before every replay."""

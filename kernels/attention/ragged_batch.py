@@ -8,16 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...protocol.errors import ConfigurationError
+from .block_tables import BlockNumbers, BlockTables, Ints
 from .types import QuerySpan
 
-Ints = NDArray[np.int64]
-BlockNumbers = NDArray[np.int32]
 _NO_BLOCKS = np.zeros(0, np.int32)
 
 
@@ -34,7 +31,7 @@ class RaggedBatch:
     first_row: Ints
     table: Ints
     # Block tables of all sequences; may contain other tables.
-    blocks: BlockNumbers
+    tables: BlockTables
     block_size: int
 
     @classmethod
@@ -47,14 +44,14 @@ class RaggedBatch:
         blocks = np.concatenate(
             [_NO_BLOCKS, *(np.asarray(span.block_table, np.int32)[:length] for span, length in used)]
         )
-        return cls.in_tables(position, rows, starts(lengths), blocks, block_size).padded(num_rows)
+        return cls.in_tables(position, rows, starts(lengths), BlockTables.of(blocks), block_size).padded(num_rows)
 
     @classmethod
-    def in_tables(cls, position: Ints, rows: Ints, table: Ints, blocks: BlockNumbers, block_size: int) -> RaggedBatch:
-        """Build a batch without padding. The tables of its sequences start at `table` in `blocks`."""
+    def in_tables(cls, position: Ints, rows: Ints, table: Ints, tables: BlockTables, block_size: int) -> RaggedBatch:
+        """Build a batch without padding. The tables of its sequences start at `table` in `tables.flat`."""
         columns = np.zeros((3, len(rows) + 1), np.int64)
         columns[0, :-1], columns[1, :-1], columns[2, :-1] = position, rows, table
-        return cls(columns[0], columns[1], starts(columns[1]), columns[2], blocks, block_size)
+        return cls(columns[0], columns[1], starts(columns[1]), columns[2], tables, block_size)
 
     def padded(self, num_rows: int) -> RaggedBatch:
         """Return the batch with padding up to `num_rows`."""
@@ -75,13 +72,11 @@ class RaggedBatch:
         rows = np.minimum(self.first_row[:-1] + self.rows[:-1], last) - begin
         kept = np.flatnonzero(rows > 0)
         position = (self.position[:-1] + begin - self.first_row[:-1])[kept]
-        return RaggedBatch.in_tables(position, rows[kept], self.table[:-1][kept], self.blocks, self.block_size)
+        return RaggedBatch.in_tables(position, rows[kept], self.table[:-1][kept], self.tables, self.block_size)
 
-    def packed(self) -> RaggedBatch:
-        """Return the batch with the used parts of its block tables, one after the other."""
-        lengths = -(-(self.position + self.rows) // self.block_size)
-        sequence, index = repeated(lengths)
-        return replace(self, table=starts(lengths), blocks=self.blocks[self.table[sequence] + index])
+    @property
+    def blocks(self) -> BlockNumbers:
+        return self.tables.flat
 
     @property
     def spans(self) -> list[QuerySpan]:
@@ -131,12 +126,11 @@ class Passes:
     sequence: Ints
 
     @classmethod
-    def of(cls, spans: Sequence[QuerySpan], block_size: int) -> Passes:
-        """Build the passes. Raises ConfigurationError if a span has no row, or more rows than the previous span."""
-        lengths = [span.length for span in spans]
-        if not lengths or lengths[-1] < 1 or any(after > before for before, after in pairwise(lengths)):
-            raise ConfigurationError(f"Spans must not be empty, and start with the longest; got lengths {lengths}.")
-        batch = RaggedBatch.of(spans, sum(lengths), block_size)
+    def of(cls, batch: RaggedBatch) -> Passes:
+        """Build the passes. Raises ConfigurationError if a sequence has no row, or more rows than the previous one."""
+        lengths = batch.rows[:-1]
+        if not len(lengths) or lengths[-1] < 1 or (np.diff(lengths) > 0).any():
+            raise ConfigurationError(f"Sequences must have rows, and start with the longest; got {lengths.tolist()}.")
         sequence, index = repeated(batch.rows)
         row = np.argsort(index, kind="stable")
         return cls(batch, np.bincount(index), row, sequence[row])

@@ -11,9 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from plain_sampling import plain_edits
+from plain_sampling import SamplingRow, plain_edits, sample
 from schemas import random_schema
-from updraft.cloud_engine.engine.worker.sampler import SamplingRow, sample
 from updraft.local_engine.engine import LocalEngine, LocalOptions, LocalRun
 from updraft.local_engine.sampling.row_sampler import RowSampler
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from slot_batches import slot_batch
 from torch import Tensor
+from updraft.kernels.attention.block_tables import BlockTables
 from updraft.kernels.attention.launch import AttentionShape
 from updraft.kernels.attention.metadata import AttentionPlanner, GraphMetadata
 from updraft.kernels.attention.triton_attention import TritonAttention
@@ -97,7 +99,8 @@ class ReplayedAttention:
         self._shape, self._layer = shape, LayerAttention(0, shape.head_dim**-0.5)
         planner = AttentionPlanner.on(place.device, shape)
         blocks = max(len(span.block_table) for span in self.spans)
-        self._buffers = GraphMetadata(planner, 8, most_sequences=8, most_blocks=blocks)
+        self._tables = BlockTables(8, blocks)
+        self._buffers = GraphMetadata(planner, 8, 8, self._tables)
         self._attention = TritonAttention(self._cache, self._buffers.metadata, shape)
         heads = shape.heads + 2 * shape.kv_heads
         self._projected = torch.randn(8, heads, shape.head_dim, device=place.device).to(place.dtype)
@@ -106,7 +109,7 @@ class ReplayedAttention:
         return self._attention.attend(self._layer, self._projected, None)
 
     def plan(self, spans: Sequence[QuerySpan]) -> None:
-        self._buffers.update_(spans)
+        self._buffers.fill_(slot_batch(self._tables, spans, 8, self._shape.block_size))
 
     def error(self, output: Tensor, spans: Sequence[QuerySpan]) -> float:
         """Return the relative error over the rows of `spans`. Asserts that all other rows get zeros."""

@@ -8,13 +8,41 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from updraft.cloud_engine.engine.worker.sampler import SamplingRow
+from updraft.cloud_engine.engine.worker import sampler
+from updraft.cloud_engine.engine.worker.sampler import SamplingRows, packed_options
 from updraft.protocol.sampling import MIN_TEMPERATURE, WORD, ResolvedParams, noise_key
+from updraft.text.grammars.state import Mask
 from updraft.text.logit_edits import LogitEdits
+
+
+class SamplingRow(NamedTuple):
+    """The sampling parameters of one row of logits, for the token at `position` of its sequence."""
+
+    seed: int
+    position: int
+    params: ResolvedParams
+    edits: LogitEdits | None = None
+    # Tokens that the grammar allows; None allows all.
+    mask: Mask | None = None
+
+
+def sampling_rows(rows: Sequence[SamplingRow]) -> SamplingRows:
+    return SamplingRows(
+        packed_options([row.params for row in rows], [row.seed for row in rows]),
+        np.array([row.position for row in rows], np.int64),
+        {index: row.mask for index, row in enumerate(rows) if row.mask is not None},
+        {index: row.edits for index, row in enumerate(rows) if row.edits is not None},
+    )
+
+
+def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
+    """Sample as the engine does."""
+    return sampler.sample(logits, sampling_rows(rows)).tolist()
 
 
 def edits_of(token_ids: Sequence[int], divisors: Sequence[float], offsets: Sequence[float]) -> LogitEdits:

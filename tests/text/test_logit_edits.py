@@ -42,7 +42,7 @@ def expected(logits: np.ndarray, params: ResolvedParams, prompt: list[int], answ
 @given(st.lists(st.floats(-5, 5, width=32), min_size=VOCABULARY, max_size=VOCABULARY), tokens, tokens, OPTIONS)
 def test_both_engines_edit_logits_as_defined(logits, prompt, answer, options) -> None:
     torch = pytest.importorskip("torch", reason="needs the [cloud] extra")
-    from updraft.cloud_engine.engine.worker.sampler import SamplingRow, sample
+    from plain_sampling import SamplingRow, sample
 
     params = ResolvedParams(temperature=0.0, **options)
     row = np.array(logits, dtype=np.float32)

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import zmq
 
+from ....kernels.attention.block_tables import BlockTables
 from ....kernels.runtime.host_memory import keep_freed_memory
 from ....protocol.errors import ConfigurationError
 from ....protocol.telemetry.logs import log_to_stderr
@@ -22,25 +23,24 @@ from ...models.decoder import Decoder
 from ..config import EngineConfig
 from ..rank_messages import (
     Capture,
+    ComputeZeros,
     Join,
     LaunchStep,
     Message,
     NewRunner,
-    NewWorker,
     ReadStep,
     Refusal,
     Release,
     Restore,
-    RunChunks,
     SampleStep,
     decode,
 )
 from ..step import StepPlan
 from ..worker.cuda_graphs import GraphLimits
 from ..worker.devices import allow_tf32, use_device
-from ..worker.model_runner import Chunk, Runner
+from ..worker.model_runner import Runner
 from ..worker.served_model import load_weights
-from ..worker.slots import RowOf, Slots, SlotState
+from ..worker.slots import RowsOf, Slots, SlotState
 from ..worker.worker import Worker
 from .group import RankGroup, of_rank
 from .meeting import Meeting, fingerprint
@@ -48,12 +48,11 @@ from .store import RankStore, begin_beats
 
 
 class Follower:
-    """A rank's part of the model, with its runner and worker. `follow` does what a message of rank 0 says."""
+    """A rank's part of the model, with its worker. `follow` does what a message of rank 0 says."""
 
     def __init__(self, model: Decoder, config: EngineConfig) -> None:
         self._model = model
         self._config = config
-        self._runner: Runner | None = None
         self._worker: Worker | None = None
         self._plans: deque[StepPlan] = deque()
 
@@ -66,34 +65,26 @@ class Follower:
                 self.worker.sample(sampling)
             case ReadStep(tokens):
                 self.worker.read(self._plans.popleft(), tokens)
-            case RunChunks(chunks):
-                self.runner.run(
-                    [Chunk(each.token_ids, each.start, each.block_table, each.num_logits) for each in chunks]
-                )
-            case Capture(sequences, draft_rows, blocks):
-                self.runner.capture(GraphLimits(sequences, draft_rows, blocks))
-            case NewRunner(num_blocks, backend):
-                self._runner = None  # free its KV cache first
-                self._runner = Runner(self._model, num_blocks, self._config.block_size, attention_backend=backend)
-            case NewWorker(context_length):
-                sizes = self._config.max_num_seqs, context_length, self._config.block_size
-                self._worker = Worker(self.runner, _propose_nothing, partial(Slots, *sizes), self._model.group)
+            case ComputeZeros(rows, num_logits):
+                self.worker.runner.compute_zeros(rows, num_logits)
+            case Capture(sequences, draft_rows):
+                self.worker.runner.capture(GraphLimits(sequences, draft_rows))
+            case NewRunner(num_blocks, num_slots, blocks_per_slot, backend):
+                self._worker = None  # free its KV cache first
+                size, tables = self._config.block_size, BlockTables(num_slots, blocks_per_slot)
+                runner = Runner(self._model, num_blocks, size, tables=tables, attention_backend=backend)
+                self._worker = Worker(runner, _propose_nothing, partial(Slots, tables, size), self._model.group)
             case Release():
-                self.runner.release()
+                self.worker.runner.release()
                 self.worker.reset()
             case Restore():
-                self.runner.restore()
+                self.worker.runner.restore()
             case Join() | Refusal():
                 raise TypeError("A rank joins a group once.")
 
     @property
-    def runner(self) -> Runner:
-        assert self._runner is not None, "NewRunner is sent first"
-        return self._runner
-
-    @property
     def worker(self) -> Worker:
-        assert self._worker is not None, "NewWorker is sent before the first step"
+        assert self._worker is not None, "NewRunner is sent first"
         return self._worker
 
 
@@ -135,7 +126,7 @@ def _joined(store: RankStore, rank: int, model: Path) -> EngineConfig:
     raise ConfigurationError(f"Rank {rank} cannot join: {reason}.")
 
 
-def _propose_nothing(_states: Sequence[SlotState], _row_of: RowOf) -> None:
+def _propose_nothing(_states: Sequence[SlotState], _rows_of: RowsOf) -> None:
     """Propose no drafts: plans have those of rank 0."""
 
 

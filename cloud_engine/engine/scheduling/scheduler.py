@@ -20,11 +20,12 @@ from ....protocol.errors import OverloadedError
 from ..config import MAX_DRAFT_TOKENS, EngineConfig
 from ..kv.kv_cache_manager import KVCacheManager
 from ..stats import EngineStats
-from ..step import DraftGrant, NewBlocks, NewSequence, StepPlan
+from ..step import StepPlan
 from ..types.request import GenerationRequest
 from ..types.request_state import RequestState, ScheduledRequest
 from .growth import AnswerLengths, GrowthForecast
 from .plain_decodes import PlainDecodes
+from .plan_builder import PlanBuilder
 from .policies import POLICIES, may_be_preempted
 from .step_budget import StepBudget
 
@@ -245,7 +246,7 @@ class Scheduler:
         forecast.add([state])
         del self.waiting[0]
         self._served = max(self._served, state.order)
-        self._run(state)
+        insort(self.running, state, key=_order)
         if state.num_preemptions == 0 and state.index == 0:  # a request's other answers do not count as prompts
             state.num_cached_tokens = state.num_computed_tokens
             self._count(state)
@@ -271,9 +272,6 @@ class Scheduler:
         insort_left(self.waiting, victim, key=_order)
         self.counters.preemptions += 1
         return victim
-
-    def _run(self, state: RequestState) -> None:
-        insort(self.running, state, key=_order)
 
     def _stop(self, state: RequestState) -> None:
         self._forecast = self._refused = None
@@ -322,78 +320,3 @@ class Scheduler:
 def _num_places(state: RequestState) -> int:
     """Return the number of answers that `state` stands for: all of its request's until the first has begun."""
     return 1 if state.index or state.has_begun else state.request.n
-
-
-class PlanBuilder:
-    """Assigns slots and builds plans. The slot of an ended sequence is free from the next plan on.
-
-    A plan advances its requests at once, as if all drafts were accepted, so that the next plan needs no result.
-    """
-
-    def __init__(self, cache: KVCacheManager, num_slots: int) -> None:
-        self._cache = cache
-        self._free = list(reversed(range(num_slots)))
-        self._ended: list[int] = []
-        self._num_plans = 0
-
-    def end(self, state: RequestState) -> None:
-        """Free the slot of a request that ends or is preempted; do nothing if it has none."""
-        if state.slot >= 0:
-            self._ended.append(state.slot)
-            self._free.append(state.slot)
-            state.slot = -1
-
-    def plan(self, decode_slots: list[int], other_items: Sequence[ScheduledRequest] = ()) -> StepPlan:
-        """Build the plan of plain decodes, and then of `other_items`."""
-        ended, self._ended = self._ended, []
-        new: list[NewSequence] = []
-        drafts: dict[int, list[int]] = {}
-        grants: dict[int, DraftGrant] = {}
-        num_decodes = len(decode_slots)
-        slots = [*decode_slots] if other_items else decode_slots
-        counts = [1] * num_decodes
-        for item in other_items:
-            state = item.state
-            if state.slot < 0:
-                state.slot = self._free.pop()
-                new.append(_new_sequence(state, state.slot))
-            item.num_planned_drafts, state.unread_drafts = len(item.draft_ids), item.draft_ids
-            if item.drafter is not None:
-                grants[state.slot] = DraftGrant(item.drafter, item.num_drafts)
-                item.num_planned_drafts = item.num_drafts
-            elif item.draft_ids:
-                drafts[state.slot] = item.draft_ids
-            slots.append(state.slot)
-            counts.append(item.num_tokens)
-            state.num_computed_tokens += item.num_tokens + item.num_planned_drafts
-            self._cache.register(state)
-        self._num_plans += 1
-        return StepPlan(self._num_plans, slots, counts, num_decodes, new, self._new_blocks(), ended, drafts, grants)
-
-    def _new_blocks(self) -> list[NewBlocks]:
-        new_blocks: list[NewBlocks] = []
-        for state in self._cache.take_grown():
-            start = state.num_planned_blocks
-            if state.slot >= 0 and len(state.block_table) > start:
-                new_blocks.append(NewBlocks(state.slot, start, state.block_table[start:]))
-                state.num_planned_blocks = len(state.block_table)
-        return new_blocks
-
-
-def _new_sequence(state: RequestState, slot: int) -> NewSequence:
-    state.num_planned_blocks = len(state.block_table)
-    return NewSequence(
-        slot,
-        list(state.token_ids),
-        state.num_prompt_tokens,
-        state.max_tokens,
-        state.params,
-        state.seed,
-        state.end_ids,
-        list(state.block_table),
-        state.num_computed_tokens,
-        state.num_draft_computed_tokens,
-        len(state.prompt_logprobs) if state.scores_prompt else None,
-        state.request.embed,
-        state.grammar is not None,
-    )

@@ -4,25 +4,29 @@ Leviathan et al. 2023, without rejection sampling: a draft token is accepted if 
 target samples at that position (see `sampler`). The draft model samples with the target's noise.
 """
 
+# torch leaves `from_numpy` and `tolist` untyped
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ....kernels.attention.types import QuerySpan
+from ....kernels.attention.block_tables import BlockTables
+from ....kernels.attention.ragged_batch import RaggedBatch
+from ....kernels.runtime.transfer import HostCopy, to_device
 from ....protocol.errors import ConfigurationError
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ..config import EngineConfig
-from ..worker.devices import HostCopy, to_device
-from ..worker.model_runner import Chunk, Runner, graph_limits
-from ..worker.sampler import SamplingRow, SamplingRows, sample, sample_on_device
+from ..worker.model_runner import ForwardBatch, Runner, graph_limits
+from ..worker.sampler import SamplingRows, sample
 from ..worker.warm_up import extension_s, make_ready, step_profile
 from .cost_table import DraftingCosts
 from .drafter import Drafter
@@ -30,7 +34,7 @@ from .drafter import Drafter
 if TYPE_CHECKING:
     from ..kv.sizing import KVCacheSize
     from ..types.request_state import RequestState
-    from ..worker.slots import RowOf, SlotState
+    from ..worker.slots import RowsOf, SlotState
 
 
 class DraftModel(Drafter):
@@ -39,11 +43,22 @@ class DraftModel(Drafter):
     name = "draft"
     takes_passes = True
 
-    def __init__(self, draft: Decoder, target: ModelConfig, sizes: KVCacheSize, config: EngineConfig) -> None:
-        """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have another size."""
-        self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
+    def __init__(
+        self,
+        draft: Decoder,
+        target: ModelConfig,
+        sizes: KVCacheSize,
+        config: EngineConfig,
+        tables: BlockTables | None = None,
+    ) -> None:
+        """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have another size.
+
+        `tables`: the target's block tables, which CUDA graphs need."""
+        self._runner = Runner(
+            draft, sizes.num_blocks, config.block_size, tables=tables, attention_backend=config.attention_backend
+        )
         # After full acceptance, the draft model lacks two tokens of each sequence.
-        limits = graph_limits(sizes.context_length, config, 2 * config.max_num_seqs)
+        limits = graph_limits(config, 2 * config.max_num_seqs)
         make_ready(self._runner, limits, config.max_num_batched_tokens)
         self._most_tokens = config.max_num_batched_tokens
         self._block_size, self._reach, self._window = config.block_size, draft.config.reach, sizes.window
@@ -66,24 +81,25 @@ class DraftModel(Drafter):
     def lag(self, state: RequestState) -> int:
         return len(state.token_ids) - state.num_draft_computed_tokens
 
-    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
+    def propose(self, batch: Sequence[SlotState], rows_of: RowsOf) -> None:
         """Draft tokens for the granted requests. A draft stops before an end token, which only the target generates.
 
         The first pass also computes tokens that only the target has computed so far, such as prompts, even while the
         target is still prefilling them. If a request has too many such tokens for one pass, the draft model computes
         them over several passes, and the request gets no drafts until then."""
-        drafting, chunks = self._first_pass(batch)
-        if not chunks:
+        items, token_ids, num_drafting = self._first_pass(batch)
+        if not items:
             return
-        logits = self._run(chunks)
+        logits = self._run(items, token_ids, num_drafting)
+        drafting = items[:num_drafting]
         if not drafting:
             return
-        rows = [row_of(item, 0) for item in drafting]
-        if self._runner.runs_ahead and self._can_extend and all(row.is_plain for row in rows):
-            self._continue_on_device(sample_on_device(logits, SamplingRows.of(rows)), drafting, rows)
+        rows = rows_of(drafting)
+        first = sample(logits, rows)
+        if self._runner.runs_ahead and self._can_extend and rows.are_plain.all():
+            self._continue_on_device(first, drafting, rows)
         else:
-            _take_each(drafting, sample(logits, rows))
-            self._continue([item for item in drafting if _can_continue(item)], row_of)
+            self._continue(_taken(drafting, first), rows_of)
 
     def _measured(self, config: EngineConfig) -> DraftingCosts:
         """Measure the passes. Overwrites the KV cache."""
@@ -93,52 +109,51 @@ class DraftModel(Drafter):
         longest = max(drafts for size, drafts in profile if size == 1)
         return DraftingCosts(first_s, further_s, max(0.0, profile[1, longest] - first_s[1]) / longest)
 
-    def _continue_on_device(self, first: Tensor, drafting: list[SlotState], rows: list[SamplingRow]) -> None:
+    def _continue_on_device(self, first: Tensor, drafting: list[SlotState], rows: SamplingRows) -> None:
         """Extend each draft after its first token, without reading any token before all passes are launched.
 
         `first` (drafting,) int64 are the first tokens, sampled with `rows`.
         """
         firsts = HostCopy(first)
-        longer = [at for at, item in enumerate(drafting) if item.num_drafts > 1]
-        longer.sort(key=lambda at: drafting[at].num_drafts, reverse=True)
-        spans = [self._rest(drafting[at]) for at in longer]
-        next_rows = [msgspec.structs.replace(rows[at], position=rows[at].position + 1) for at in longer]
+        longer = _longest_first(drafting, [at for at, item in enumerate(drafting) if item.num_drafts > 1])
         index = to_device(torch.tensor(longer, dtype=torch.int64), first.device)
-        rest = self._runner.extend(first[index], spans, next_rows) if longer else []
+        rest = self._extend([drafting[at] for at in longer], first[index], rows.continued(longer, 1))
         continued = dict(zip(longer, rest, strict=True))
         for at, (item, token) in enumerate(zip(drafting, firsts.tolist(), strict=True)):
-            tokens = [token, *continued.get(at, [])]
-            item.num_draft_computed_tokens += len(tokens) - 1
-            _take(item, tokens)
+            _take(item, [token, *continued.get(at, [])])
 
-    def _continue(self, drafting: list[SlotState], row_of: RowOf) -> None:
+    def _continue(self, drafting: list[SlotState], rows_of: RowsOf) -> None:
         """Extend each draft after its first token, in one call or pass by pass."""
-        if self._can_extend:
-            rows = [(item, row_of(item, 1)) for item in drafting]
-            self._extend_at_once([(item, row) for item, row in rows if row.is_plain])
-            drafting = [item for item, row in rows if not row.is_plain]
+        if self._can_extend and drafting:
+            rows = rows_of(drafting)
+            plain = _longest_first(drafting, np.flatnonzero(rows.are_plain).tolist())
+            items = [drafting[at] for at in plain]
+            extended = self._extend(items, [item.draft_ids[0] for item in items], rows.continued(plain))
+            for item, tokens in zip(items, extended, strict=True):
+                _take(item, tokens)
+            drafting = [item for item, is_plain in zip(drafting, rows.are_plain, strict=True) if not is_plain]
         while drafting:
-            logits = self._run([self._extend(item) for item in drafting])
-            _take_each(drafting, sample(logits, [row_of(item, len(item.draft_ids)) for item in drafting]))
-            drafting = [item for item in drafting if _can_continue(item)]
+            logits = self._run(drafting, [item.draft_ids[-1:] for item in drafting], len(drafting))
+            drafting = _taken(drafting, sample(logits, rows_of(drafting)))
 
-    def _first_pass(self, batch: Sequence[SlotState]) -> tuple[list[SlotState], list[Chunk]]:
-        """Return the drafting requests, and the chunks of the first pass. Chunks of drafting requests come first."""
-        drafting: list[SlotState] = []
-        chunks: list[Chunk] = []
-        budget = self._most_tokens
+    def _first_pass(self, batch: Sequence[SlotState]) -> tuple[list[SlotState], list[Sequence[int]], int]:
+        """Return the requests of the first pass, the tokens to compute of each, and how many requests get drafts.
+
+        Requests that get drafts come first."""
+        items: list[SlotState] = []
+        token_ids: list[Sequence[int]] = []
+        budget, num_drafting = self._most_tokens, 0
         taking_part = [item for item in batch if item.drafter == self.name or self._keeps_up(item)]
         for item in sorted(taking_part, key=lambda item: item.drafter != self.name):
             start, end = item.num_draft_computed_tokens, item.num_computed_tokens + item.num_tokens
             stop = min(end, start + budget)
             if stop <= start:
                 continue
-            drafts = item.drafter == self.name and stop == end
-            drafting += [item] if drafts else []
-            chunks.append(self._chunk(item.token_ids[start:stop].tolist(), start, item, int(drafts)))
-            item.num_draft_computed_tokens = stop
+            items.append(item)
+            token_ids.append(item.token_ids[start:stop].tolist())
+            num_drafting += item.drafter == self.name and stop == end
             budget -= stop - start
-        return drafting, chunks
+        return items, token_ids, num_drafting
 
     def _keeps_up(self, item: SlotState) -> bool:
         """Return whether the item is a prompt chunk that later chunks follow, and whose answer may get drafts."""
@@ -154,41 +169,47 @@ class DraftModel(Drafter):
         oldest, kept = num_drafted - self._reach + 1, num_computed - self._window.num_tokens + 1
         return max(0, oldest) // self._block_size >= max(0, kept) // self._block_size
 
-    def _extend(self, item: SlotState) -> Chunk:
-        position = item.num_known_tokens + len(item.draft_ids) - 1
-        item.num_draft_computed_tokens = position + 1
-        return self._chunk(item.draft_ids[-1:], position, item, 1)
-
-    def _extend_at_once(self, drafting: list[tuple[SlotState, SamplingRow]]) -> None:
-        if not drafting:
-            return
-        drafting.sort(key=lambda pair: pair[0].num_drafts, reverse=True)
-        first = self._known([item.draft_ids[0] for item, _ in drafting])
-        spans, rows = [self._rest(item) for item, _ in drafting], [row for _, row in drafting]
-        for (item, _), tokens in zip(drafting, self._runner.extend(first, spans, rows), strict=True):
+    def _extend(self, items: Sequence[SlotState], first: Tensor | Sequence[int], rows: SamplingRows) -> list[list[int]]:
+        """Return the tokens after each item's `first` draft token, by `Runner.extend`. Longer drafts come first."""
+        if not items:
+            return []
+        # The last draft token is not computed, because no further draft token follows.
+        extended = self._runner.extend(first, _batch(items, [item.num_drafts - 1 for item in items]), rows)
+        for item, tokens in zip(items, extended, strict=True):
             item.num_draft_computed_tokens += len(tokens)
-            _take(item, tokens)
+        return extended
 
-    def _rest(self, item: SlotState) -> QuerySpan:
-        """Return the span of the draft tokens to compute: all but the last, which no further draft token follows."""
-        return QuerySpan(item.num_known_tokens, item.num_drafts - 1, item.block_table)
+    def _run(self, items: Sequence[SlotState], token_ids: Sequence[Sequence[int]], num_logits: int) -> Tensor:
+        """Compute the next `token_ids` of each item, and return logits after those of the first `num_logits` items.
 
-    def _chunk(self, token_ids: list[int], start: int, state: SlotState, num_logits: int) -> Chunk:
-        return Chunk(self._known(token_ids), start, state.block_table, num_logits)
-
-    def _known(self, token_ids: list[int]) -> list[int]:
-        """Clamp token ids to the draft model's vocabulary; larger ids are padding rows that no text produces."""
-        return [min(token_id, self._rows - 1) for token_id in token_ids] if self._missing_rows > 0 else token_ids
-
-    def _run(self, chunks: list[Chunk]) -> Tensor:
-        """Compute logits and pad or cut them to the target's width, which sampling parameters and masks expect."""
-        logits = self._runner.run(chunks)
+        The logits are padded or cut to the target's width, which sampling parameters and masks expect.
+        """
+        batch = _batch(items, [len(tokens) for tokens in token_ids])
+        # Larger ids are padding rows of the target, which no text produces.
+        known = np.minimum(np.concatenate(token_ids).astype(np.int64), self._rows - 1)
+        last = batch.first_row[1 : 1 + num_logits] - 1
+        logits = self._runner.compute(ForwardBatch(batch, torch.from_numpy(known), last))
+        for item, tokens in zip(items, token_ids, strict=True):
+            item.num_draft_computed_tokens += len(tokens)
         return functional.pad(logits, (0, self._missing_rows), value=-float("inf")) if self._missing_rows else logits
 
 
-def _take_each(drafting: Sequence[SlotState], tokens: Sequence[int]) -> None:
-    for item, token in zip(drafting, tokens, strict=True):
-        item.draft_ids.append(token)
+def _batch(items: Sequence[SlotState], rows: Sequence[int]) -> RaggedBatch:
+    """Return the batch of the next `rows` tokens of each item that the draft model has not computed."""
+    slots = np.array([item.sequence.slot for item in items])
+    start = np.array([item.num_draft_computed_tokens for item in items])
+    return items[0].slots.batch(slots, start, np.array(rows))
+
+
+def _longest_first(items: Sequence[SlotState], indices: list[int]) -> list[int]:
+    return sorted(indices, key=lambda at: items[at].num_drafts, reverse=True)
+
+
+def _taken(drafting: Sequence[SlotState], first: Tensor) -> list[SlotState]:
+    """Append a token to each draft, and return the items whose drafts may become longer."""
+    for item, token in zip(drafting, first.tolist(), strict=True):
+        _take(item, [token])
+    return [item for item in drafting if not item.draft_ends and len(item.draft_ids) < item.num_drafts]
 
 
 def _take(item: SlotState, tokens: list[int]) -> None:
@@ -196,15 +217,6 @@ def _take(item: SlotState, tokens: list[int]) -> None:
     before_end = list(takewhile(lambda token: token not in item.sequence.end_ids, tokens))
     item.draft_ids += before_end
     item.draft_ends = len(before_end) < len(tokens)
-
-
-def _can_continue(item: SlotState) -> bool:
-    """Return whether drafting may go beyond the last token. If that is an end token, remove it and return False."""
-    if item.draft_ids[-1] in item.sequence.end_ids:
-        item.draft_ids.pop()
-        item.draft_ends = True
-        return False
-    return len(item.draft_ids) < item.num_drafts
 
 
 def check_same_vocabulary(

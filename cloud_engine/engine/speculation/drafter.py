@@ -14,7 +14,7 @@ from ..types.draft_record import NgramIndex, num_assumed
 
 if TYPE_CHECKING:
     from ..types.request_state import RequestState
-    from ..worker.slots import RowOf, SlotState
+    from ..worker.slots import RowsOf, SlotState
     from .cost_table import DraftingCosts
 
 
@@ -34,7 +34,7 @@ class Drafter(ABC):
         """Return how many tokens, at most `limit`, this drafter would guess for the request now."""
 
     @abstractmethod
-    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
+    def propose(self, batch: Sequence[SlotState], rows_of: RowsOf) -> None:
         """Fill `draft_ids` of the sequences granted to this drafter, each with at most `num_drafts` tokens."""
 
     def lag(self, state: RequestState) -> int:
@@ -54,8 +54,8 @@ class NgramDrafter(Drafter):
     def offer(self, state: RequestState, limit: int) -> int:
         return min(limit, len(_continuation(state, state.drafts.ngrams, limit)))
 
-    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
-        del row_of
+    def propose(self, batch: Sequence[SlotState], rows_of: RowsOf) -> None:
+        del rows_of
         for item in batch:
             if item.drafter == self.name:
                 item.draft_ids = _continuation(item, item.ngrams, item.num_drafts)

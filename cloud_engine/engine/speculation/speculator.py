@@ -19,7 +19,7 @@ from .drafter import Drafter
 
 if TYPE_CHECKING:
     from ..config import EngineConfig
-    from ..worker.slots import RowOf, SlotState
+    from ..worker.slots import RowsOf, SlotState
     from .cost_table import CostTable
 
 PREDICTION = "prediction"  # name of the request's prediction among the drafters
@@ -113,13 +113,13 @@ class Speculator:
         passes = any(drafter.takes_passes for drafter in self._drafters)
         return passes and not (self._policy and self._policy.is_resting(sequences, ahead=1))
 
-    def propose(self, batch: Sequence[SlotState], row_of: RowOf) -> None:
+    def propose(self, batch: Sequence[SlotState], rows_of: RowsOf) -> None:
         """Run the drafters for the granted drafts."""
         granted = {item.drafter for item in batch}
         keeps_up = (self._policy is None or self._policy.pays) and not all(item.is_caught_up for item in batch)
         for drafter in self._drafters:
             if drafter.name in granted or (keeps_up and drafter.takes_passes):
-                drafter.propose(batch, row_of)
+                drafter.propose(batch, rows_of)
 
     def record(self, item: ScheduledRequest, accepted: int, *, ends: bool) -> None:
         """Record that the target accepted `accepted` draft tokens. `ends`: whether the answer ends after them."""

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ....kernels.attention.block_tables import BlockTables
 from ....kernels.attention.metadata import GraphMetadata
 from ....kernels.attention.ops import TritonBackend
 from ....kernels.attention.ragged_batch import RaggedBatch
+from ....kernels.runtime.transfer import to_device
 from ...models.decoder import Decoder
-from .devices import to_device
 
 #: Maximum rows of a graph with drafts. In longer steps, the launches take less time than the computation.
 MAX_DRAFT_ROWS = 512
@@ -44,8 +45,6 @@ class GraphLimits:
     sequences: int
     # Rows of all sequences together, if any sequence has drafts.
     draft_rows: int
-    # KV blocks per sequence.
-    blocks: int
 
     @property
     def rows(self) -> int:
@@ -108,10 +107,15 @@ class _CapturedGraph:
 class StepGraphs:
     """All graphs of a model. Each `run` overwrites the result of the previous one."""
 
-    def __init__(self, model: Decoder, backend: TritonBackend, limits: GraphLimits, record: Recorder) -> None:
-        """Capture the graphs, the largest first, so that the others can reuse its memory. Takes seconds."""
+    def __init__(
+        self, model: Decoder, backend: TritonBackend, limits: GraphLimits, tables: BlockTables, record: Recorder
+    ) -> None:
+        """Capture the graphs, the largest first, so that the others can reuse its memory. Takes seconds.
+
+        All graphs read the copy of `tables` on the device.
+        """
         started = time.perf_counter()
-        self._model, self._backend, self._limits = model, backend, limits
+        self._model, self._backend, self._tables = model, backend, tables
         self._device = backend.cache.device
         self._sizes = graph_sizes(limits)
         shape = self._sizes[-1].rows, model.config.vocab_size
@@ -120,16 +124,16 @@ class StepGraphs:
         _LOG.info("captured %d CUDA graphs in %.1f s", len(self._captured), time.perf_counter() - started)
 
     def run(self, batch: RaggedBatch, token_ids: Tensor, shift: Tensor | None = None) -> Tensor | None:
-        """Return the logits of all rows, (rows, vocab) float32, or None if no graph fits.
+        """Return the logits of all rows, (rows, vocab) float32, or None if no graph fits the batch or its tables.
 
         `token_ids` (rows,) int64 may be on the host, or on the device and still being computed. `shift`: see
         `AttentionMetadata.shift_`.
         """
         rows = len(token_ids)
         size = smallest_size(self._sizes, rows, len(batch.rows) - 1)
-        if size is None:
+        if size is None or batch.tables is not self._tables:
             return None
-        captured, batch = self._captured[size], batch.packed().padded(size.rows)
+        captured, batch = self._captured[size], batch.padded(size.rows)
         captured.metadata.fill_(batch)
         captured.token_ids[:rows].copy_(to_device(token_ids, self._device))
         if shift is not None:
@@ -142,7 +146,7 @@ class StepGraphs:
     @torch.inference_mode()
     def _capture(self, size: GraphSize, record: Recorder) -> _CapturedGraph:
         backend = self._backend
-        metadata = GraphMetadata(backend.planner, size.rows, size.sequences, self._limits.blocks)
+        metadata = GraphMetadata(backend.planner, size.rows, size.sequences, self._tables)
         token_ids = torch.zeros(size.rows, dtype=torch.int64, device=self._device)
         positions = torch.zeros_like(token_ids)
 

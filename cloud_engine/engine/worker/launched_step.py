@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....kernels.attention.ragged_batch import Ints, starts
+from ....kernels.runtime.transfer import HostCopy, to_device
 from ..types.outputs import PromptLogprob
-from .devices import HostCopy, to_device
 from .sampler import UnreadLogprobs
 from .slots import SlotState
 

@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from .... import __version__
+from ....kernels.attention.block_tables import BlockTables
 from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.private_files import write_private
@@ -26,7 +27,7 @@ from ....protocol.settings import state_folder
 from ...models.decoder import Decoder
 from ..config import EngineConfig
 from .model_runner import Runner, graph_limits
-from .warm_up import largest_step, longest_chunk
+from .warm_up import largest_step
 
 _LOG = logging.getLogger(__name__)
 
@@ -127,10 +128,10 @@ def gpu_cache_bytes(models: Sequence[Decoder], config: EngineConfig, memory: Dev
 
 
 def _measured(model: Decoder, config: EngineConfig, memory: DeviceMemory) -> MemoryProfile:
-    """Measure with a KV cache that is just large enough for the largest step."""
-    blocks = -(-longest_chunk(model, config) // config.block_size)
-    runner = Runner(model, blocks, config.block_size, attention_backend=config.attention_backend)
-    limits = graph_limits(config.max_model_len or model.config.context_length, config)
+    """Measure with a KV cache of one block."""
+    tables = BlockTables(config.max_num_seqs, -(-model.config.context_length // config.block_size))
+    runner = Runner(model, 1, config.block_size, tables=tables, attention_backend=config.attention_backend)
+    limits = graph_limits(config)
     try:
         return measured_profile(
             memory, lambda: largest_step(runner, config), lambda: None if limits is None else runner.capture(limits)

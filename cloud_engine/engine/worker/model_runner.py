@@ -15,24 +15,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ....kernels.attention.block_tables import BlockTables
 from ....kernels.attention.cpu import NativeAttention
 from ....kernels.attention.ops import TritonBackend, choose_backend
-from ....kernels.attention.ragged_batch import BlockNumbers, Ints, Passes, RaggedBatch
-from ....kernels.attention.types import QuerySpan
+from ....kernels.attention.ragged_batch import Ints, Passes, RaggedBatch
 from ....kernels.linear.ops import least_rows, pack_linears
 from ....kernels.runtime.backend import AttentionChoice, BackendName
 from ....kernels.runtime.native_library import load
+from ....kernels.runtime.transfer import HostCopy, to_device
 from ....kernels.sampling.ops import sample as sample_rows
 from ....kernels.sampling.types import Sampling
 from ...models.compile import CompiledDecoder, compile_decoder
 from ...models.decoder import Decoder
 from ..config import EngineConfig
 from ..kv.sizing import cache_spec
-from ..rank_messages import Capture, NewRunner, Release, Restore, RunChunk, RunChunks
+from ..rank_messages import Capture, ComputeZeros, NewRunner, Release, Restore
 from .cuda_graphs import MAX_DRAFT_ROWS, CudaRecorder, GraphLimits, StepGraphs
-from .devices import HostCopy, to_device
 from .launched_step import UnreadInputs
-from .sampler import SamplingRow, SamplingRows, sampling_of
+from .sampler import SamplingRows, sampling_of
 from .slots import SlotState
 
 _PART_ROWS, _PARTS_PER_STAGE = 256, 2
@@ -53,38 +53,30 @@ class ForwardBatch:
     embedded: Sequence[tuple[int, SlotState]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive tokens of one sequence to compute in a forward pass."""
-
-    token_ids: Sequence[int]
-    # Position of the first token.
-    start: int
-    block_table: Sequence[int] | BlockNumbers
-    # Number of tokens at the end of the chunk whose logits are returned.
-    num_logits: int
-
-
 class Runner:
     """A model with its paged KV cache. On a CPU, the model's weights are repacked in place (`pack_linears`)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keyword-only options
         self,
         model: Decoder,
         num_blocks: int,
         block_size: int,
         *,
+        tables: BlockTables | None = None,
         batch_invariant: bool = False,
         attention_backend: AttentionChoice = "auto",
     ) -> None:
-        """Set up. Raises ConfigurationError if the backend does not support the model or `batch_invariant`."""
-        model.group.tell(NewRunner(num_blocks, attention_backend))
+        """Set up. CUDA graphs compute batches whose block tables are in `tables`; by default, one table of all blocks.
+
+        Raises ConfigurationError if the backend does not support the model or `batch_invariant`.
+        """
+        self.tables = tables or BlockTables(1, num_blocks)
+        model.group.tell(NewRunner(num_blocks, len(self.tables.host), self.tables.width, attention_backend))
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
         self._least_rows = least_rows(model)
         self.block_size = block_size
         self._device = model.device
-        self._is_asynchronous = self._device.type == "cuda"
         spec = cache_spec(model, num_blocks, block_size)
         self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
         self._graphs: StepGraphs | None = None
@@ -98,9 +90,9 @@ class Runner:
             _LOG.info("layers: %s", "one C call for all" if self._compiled else "one kernel call per operation")
 
     @property
-    def num_slots(self) -> int:
-        """Capacity of the KV cache in tokens."""
-        return self._backend.cache.shape[1] * self.block_size
+    def context_length(self) -> int:
+        """Maximum tokens of a sequence, as the block tables allow."""
+        return self.tables.width * self.block_size
 
     @property
     def attention_backend(self) -> BackendName:
@@ -108,10 +100,10 @@ class Runner:
 
     def capture(self, limits: GraphLimits) -> None:
         """Capture steps without prompts as CUDA graphs if the attention backend is Triton. Takes seconds."""
-        self.model.group.tell(Capture(limits.sequences, limits.draft_rows, limits.blocks))
+        self.model.group.tell(Capture(limits.sequences, limits.draft_rows))
         self._graph_limits = limits
         if isinstance(self._backend, TritonBackend):
-            self._graphs = StepGraphs(self.model, self._backend, limits, CudaRecorder())
+            self._graphs = StepGraphs(self.model, self._backend, limits, self.tables, CudaRecorder())
 
     def release(self) -> None:
         """Free the KV cache, and move weights on a GPU to host memory. Call `restore` before the next step."""
@@ -130,19 +122,26 @@ class Runner:
         if self._graph_limits is not None:
             self.capture(self._graph_limits)
 
-    def run(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Compute all chunks, store their keys and values, and return logits (sum of num_logits, vocab) float32."""
-        if not self.model.group.is_alone:
-            self.model.group.tell(RunChunks([_told(chunk) for chunk in chunks]))
-        spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
-        token_ids = [token for chunk in chunks for token in chunk.token_ids]
-        batch = RaggedBatch.of(spans, len(token_ids), self.block_size)
-        return self.compute(ForwardBatch(batch, torch.tensor(token_ids, dtype=torch.int64), _wanted_rows(chunks)))
+    def compute_zeros(self, rows: Sequence[int], num_logits: int) -> Tensor:
+        """Compute sequences of `rows` zeros each on all ranks, outside a step. Overwrites the KV cache.
+
+        Returns the logits of at most the last `num_logits` rows of each sequence, (rows, vocab) float32.
+        """
+        self.model.group.tell(ComputeZeros(list(rows), num_logits))
+        batch = self.zeros(rows)
+        sequence, number = batch.row_places
+        logit_rows = np.flatnonzero(number >= (batch.rows - num_logits)[sequence])
+        return self.compute(ForwardBatch(batch, torch.zeros(len(sequence), dtype=torch.int64), logit_rows))
+
+    def zeros(self, rows: Sequence[int]) -> RaggedBatch:
+        """Return a batch of sequences that begin at position 0, with `rows` each, all in the blocks of slot 0."""
+        first = np.zeros(len(rows), np.int64)
+        return RaggedBatch.in_tables(first, np.array(rows, np.int64), first, self.tables, self.block_size)
 
     @property
     def runs_ahead(self) -> bool:
         """Return whether the device is asynchronous. If so, launch the next step before reading the last one."""
-        return self._is_asynchronous
+        return self._device.type == "cuda"
 
     @torch.inference_mode()
     def compute(self, batch: ForwardBatch, unread: UnreadInputs | None = None) -> Tensor:
@@ -200,7 +199,6 @@ class Runner:
             token_ids = functional.pad(token_ids, (0, num_rows - len(token_ids)))
         if shift is not None:
             assert isinstance(self._backend, TritonBackend), "other backends get true positions"
-            batch = batch.packed()
             metadata = self._backend.planner.of_batch(batch)
             positions = metadata.shift_(batch, shift)
             return self.model(self._on_device(token_ids), positions, self._backend.attention(metadata))
@@ -215,16 +213,14 @@ class Runner:
         return self.runs_ahead or (self._compiled is not None and self._compiled.can_continue)
 
     @torch.inference_mode()
-    def extend(
-        self, first: Sequence[int] | Tensor, spans: Sequence[QuerySpan], rows: Sequence[SamplingRow]
-    ) -> list[list[int]]:
+    def extend(self, first: Sequence[int] | Tensor, batch: RaggedBatch, rows: SamplingRows) -> list[list[int]]:
         """Run several decode passes, but wait for the device only once. Each pass decodes the last pass's tokens.
 
         `first` are the input tokens of the first pass, which may still be in flight if the runner `runs_ahead`. `rows`
-        are the sampling parameters for the outputs of the first pass, all `is_plain`. A sequence takes part in one pass
-        per token of its span; `spans` must be sorted longest first. Returns the sampled tokens of each sequence."""
-        sampling = sampling_of(SamplingRows.of(rows), self.model.config.vocab_size, self._device)
-        passes = Passes.of(spans, self.block_size)
+        are the sampling parameters for the outputs of the first pass, which are all plain. A sequence takes part in one
+        pass per row of `batch`, which starts with the longest. Returns the sampled tokens of each sequence."""
+        sampling = sampling_of(rows, self.model.config.vocab_size, self._device)
+        passes = Passes.of(batch)
         if self._compiled is not None:
             attention = self._backend.begin(passes.batch)
             assert isinstance(attention, NativeAttention), "compiled layers need the native attention backend"
@@ -237,7 +233,7 @@ class Runner:
         for number, live in enumerate(passes.live.tolist()):
             position, table = passes.batch.position[:live] + number, passes.batch.table[:live]
             sequences = RaggedBatch.in_tables(
-                position, np.ones_like(position), table, passes.batch.blocks, self.block_size
+                position, np.ones_like(position), table, passes.batch.tables, self.block_size
             )
             logits = self.compute(ForwardBatch(sequences, token_ids[:live]))
             token_ids = sample_rows(logits, sampling.of(slice(live)).ahead(number))
@@ -257,23 +253,9 @@ class Runner:
         return to_device(staged, self._device)
 
 
-def _told(chunk: Chunk) -> RunChunk:
-    return RunChunk(list(chunk.token_ids), chunk.start, [*map(int, chunk.block_table)], chunk.num_logits)
-
-
-def _wanted_rows(chunks: Sequence[Chunk]) -> Ints:
-    """Return the indices of the rows whose logits are requested."""
-    rows: list[int] = []
-    end = 0
-    for chunk in chunks:
-        end += len(chunk.token_ids)
-        rows.extend(range(end - chunk.num_logits, end))
-    return np.array(rows, np.int64)
-
-
-def graph_limits(context_length: int, config: EngineConfig, most_rows: int = MAX_DRAFT_ROWS) -> GraphLimits | None:
+def graph_limits(config: EngineConfig, most_rows: int = MAX_DRAFT_ROWS) -> GraphLimits | None:
     """Return the limits of steps to capture, at most `most_rows` rows in steps with drafts; None if eager."""
     if config.enforce_eager or config.pipeline_parallel > 1:
         return None
     draft_rows = min(most_rows, MAX_DRAFT_ROWS, config.max_num_batched_tokens)
-    return GraphLimits(config.max_num_seqs, draft_rows, -(-context_length // config.block_size))
+    return GraphLimits(config.max_num_seqs, draft_rows)

@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ....kernels.attention.ragged_batch import Ints
+from ....kernels.runtime.transfer import HostCopy, to_device
 from ....kernels.sampling.ops import MAX_TOP_LOGPROBS, apply_edits_, stable_topk
 from ....kernels.sampling.ops import log_probabilities as top_log_probabilities
 from ....kernels.sampling.ops import sample as sample_rows
@@ -31,50 +32,33 @@ from ....protocol.sampling import MIN_TEMPERATURE, WORD, ResolvedParams
 from ....text.grammars.state import Mask
 from ....text.logit_edits import LogitEdits
 from ..types.outputs import TokenLogprob
-from .devices import HostCopy, to_device
 
 #: Number of rows of `packed_options`.
 OPTIONS = 6
 
 
-class SamplingRow(msgspec.Struct, frozen=True, gc=False):
-    """The sampling parameters of one row of logits."""
-
-    seed: int
-    # Position of the token to sample, counted from the start of the sequence.
-    position: int
-    params: ResolvedParams
-    # Changes to the logits before sampling.
-    edits: LogitEdits | None = None
-    # Tokens that the grammar allows; None allows all.
-    mask: Mask | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Return whether the row has no logit edits, no grammar mask and no typical_p."""
-        return self.edits is None and self.mask is None and self.params.typical_p >= 1
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The sampling parameters of all rows of a step."""
+    """The sampling parameters of rows of logits."""
 
     # (OPTIONS, rows): the rows' `packed_options`.
     options: Ints
-    # (rows,): positions of the tokens to sample.
+    # (rows,): positions of the tokens to sample, counted from the start of each sequence.
     positions: Ints
     # Grammar masks and logit edits by row, for rows that have any.
     masks: Mapping[int, Mask] = field(default_factory=dict[int, Mask])
     edits: Mapping[int, LogitEdits] = field(default_factory=dict[int, LogitEdits])
 
-    @classmethod
-    def of(cls, rows: Sequence[SamplingRow]) -> SamplingRows:
-        return cls(
-            packed_options([row.params for row in rows], [row.seed for row in rows]),
-            np.array([row.position for row in rows], np.int64),
-            {index: row.mask for index, row in enumerate(rows) if row.mask is not None},
-            {index: row.edits for index, row in enumerate(rows) if row.edits is not None},
-        )
+    @property
+    def are_plain(self) -> NDArray[np.bool_]:
+        """Return (rows,): whether each row has no logit edits, no grammar mask and no typical_p."""
+        plain = self.options[5].view(np.float64) >= 1
+        plain[[*self.masks, *self.edits]] = False
+        return plain
+
+    def continued(self, rows: Sequence[int], tokens: int = 0) -> SamplingRows:
+        """Return plain `rows`, given by their indices, for the token that is `tokens` positions later."""
+        return SamplingRows(self.options[:, rows], self.positions[rows] + tokens)
 
 
 def packed_options(params: Sequence[ResolvedParams], seeds: Sequence[int]) -> Ints:
@@ -90,12 +74,7 @@ def packed_options(params: Sequence[ResolvedParams], seeds: Sequence[int]) -> In
     return packed
 
 
-def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[int]:
-    """Sample one token per row (`sample_on_device`) and wait for the result."""
-    return sample_on_device(logits, SamplingRows.of(rows)).tolist()
-
-
-def sample_on_device(logits: Tensor, rows: SamplingRows) -> Tensor:
+def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """Sample one token per row of `logits` (rows, vocab) float32, into (rows,) int64 on the same device.
 
     Rows at temperature 0 take the argmax. Does not modify `logits` and does not wait for the device.

@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....kernels.attention.ragged_batch import Ints
+from ....kernels.attention.block_tables import BlockTables
+from ....kernels.attention.ragged_batch import Ints, RaggedBatch
 from ....text.logit_edits import LogitEditor, LogitEdits
 from ..step import NewSequence
 from ..types.draft_record import NgramIndex
-from .sampler import OPTIONS, SamplingRow, packed_options
+from .sampler import OPTIONS, SamplingRows, packed_options
 
 #: Needs of a sequence beyond plain sampling: an embedding, grammar masks, logit edits, log-probabilities of the prompt,
 #: and those of new tokens.
@@ -27,15 +28,15 @@ EMBEDDED, CONSTRAINED, EDITED, SCORED, REPORTED = (1 << bit for bit in range(5))
 class Slots:
     """The sequences of all slots."""
 
-    def __init__(self, num_slots: int, context_length: int, block_size: int) -> None:
-        self.block_size = block_size
+    def __init__(self, tables: BlockTables, block_size: int) -> None:
+        num_slots = len(tables.host)
+        self.tables, self.block_size = tables, block_size
         self.states: dict[int, SlotState] = {}
         # Known tokens of each slot, followed by the draft tokens of the last launched step.
-        self.tokens = np.zeros((num_slots, context_length), np.int32)
+        self.tokens = np.zeros((num_slots, tables.width * block_size), np.int32)
         self.num_known = np.zeros(num_slots, np.int64)
         # Leading tokens whose keys and values launched steps compute, as if all drafts were accepted.
         self.num_computed = np.zeros(num_slots, np.int64)
-        self.blocks = np.zeros((num_slots, -(-context_length // block_size)), np.int32)
         self.options = np.zeros((OPTIONS, num_slots), np.int64)
         # Sums of the `EMBEDDED` ... `REPORTED` that apply to each sequence.
         self.needs = np.zeros(num_slots, np.uint8)
@@ -44,11 +45,10 @@ class Slots:
         self.drafts: Mapping[int, list[int]] = {}
 
     def begin(self, sequence: NewSequence) -> None:
-        """Put a new sequence into its slot."""
+        """Put a new sequence into its slot, except its block table."""
         slot, number = sequence.slot, len(sequence.token_ids)
         self.tokens[slot, :number], self.num_known[slot] = sequence.token_ids, number
         self.num_computed[slot] = sequence.num_computed_tokens
-        self.blocks[slot, : len(sequence.block_table)] = sequence.block_table
         self.options[:, slot] = packed_options([sequence.params], [sequence.seed])[:, 0]
         self.states[slot] = state = SlotState(self, sequence)
         self.needs[slot] = (
@@ -66,6 +66,10 @@ class Slots:
             del self.states[slot]
         self.needs[slots] = 0
         self.all_needs = int(np.bitwise_or.reduce(self.needs))
+
+    def batch(self, slots: Ints, start: Ints, rows: Ints) -> RaggedBatch:
+        """Return the batch that computes `rows` tokens of each slot, from position `start` on."""
+        return RaggedBatch.in_tables(start, rows, slots * self.tables.width, self.tables, self.block_size)
 
     def with_need(self, need: int, slots: Ints) -> list[tuple[int, SlotState]]:
         """Return the sequences of `slots` that have a need, with their indices in `slots`."""
@@ -119,11 +123,6 @@ class SlotState:
         return self.slots.tokens[self.sequence.slot, : self.num_known_tokens]
 
     @property
-    def block_table(self) -> NDArray[np.int32]:
-        """The block table, as a view. Entries after the last block are undefined."""
-        return self.slots.blocks[self.sequence.slot]
-
-    @property
     def unread_drafts(self) -> list[int]:
         """Draft tokens of the last launched step."""
         return self.slots.drafts.get(self.sequence.slot, [])
@@ -166,5 +165,5 @@ class SlotState:
         return self.editor.edits(draft_ids)
 
 
-#: Function of a sequence and n: sampling parameters of the token after n drafts (`Worker.launch`).
-RowOf = Callable[[SlotState, int], SamplingRow]
+#: Returns the sampling parameters of the token after the `draft_ids` of each sequence (`Worker.launch`).
+RowsOf = Callable[[Sequence[SlotState]], SamplingRows]

@@ -3,6 +3,9 @@
 Triton compiles a kernel at its first launch, which takes seconds. The compiled kernels are cached on disk.
 """
 
+# torch leaves `tolist` untyped
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import logging
@@ -13,17 +16,16 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from ....kernels.attention.types import QuerySpan
 from ....kernels.runtime.backend import kernel_cache, num_multiprocessors
 from ....kernels.runtime.numeric import next_power_of_2
 from ....kernels.sampling.launch import split_row
 from ....protocol.sampling import ResolvedParams
-from ....text.logit_edits import LogitEditor
-from ...models.decoder import Decoder
+from ....text.grammars.state import Mask
+from ....text.logit_edits import LogitEditor, LogitEdits
 from ..config import MAX_DRAFT_TOKENS, EngineConfig
 from .cuda_graphs import GraphLimits
-from .model_runner import Chunk, Runner
-from .sampler import SamplingRow, log_probabilities, sample
+from .model_runner import Runner
+from .sampler import SamplingRows, log_probabilities, packed_options, sample
 
 _LOG = logging.getLogger(__name__)
 _MAX_ROWS = 512  # maximum rows to warm up sampling for; only two variants handle more, and both compile quickly
@@ -31,7 +33,7 @@ _MAX_QUERIES = 128  # maximum tokens per sequence to warm up; longer ones use th
 _REPORTED = (0, 20)  # numbers of top log-probabilities to warm up
 _DRAFTS = (0, 1, 4, 16, 64, 256)  # draft tokens per sequence to measure
 _EXTENSION = 4  # passes of a draft model to measure in one call
-_GREEDY = SamplingRow(1, 1, ResolvedParams(temperature=0.0))
+_GREEDY = ResolvedParams(temperature=0.0)
 _MAX_CPU_ROWS = 64  # maximum rows to measure on a CPU: further rows take as long each, and logits take memory
 _REPEATS = 4  # runs per measured step
 _PROFILE_S = 2.0  # seconds after which measuring ends
@@ -48,10 +50,8 @@ def make_ready(runner: Runner, limits: GraphLimits | None, max_num_batched_token
     before = _entries(cache)
     if limits is not None:
         runner.capture(limits)
-    passes = [
-        runner.run([_prompt(runner, length)])
-        for length in prompt_lengths(min(max_num_batched_tokens, runner.num_slots))
-    ]
+    lengths = prompt_lengths(min(max_num_batched_tokens, runner.context_length))
+    passes = [runner.compute_zeros([length], 1) for length in lengths]
     most = max_num_batched_tokens if limits is None else limits.rows
     for number in row_counts(most, passes[-1].shape[1], num_multiprocessors(passes[-1].device)):
         _sample(passes[-1].repeat(number, 1))
@@ -62,20 +62,15 @@ def make_ready(runner: Runner, limits: GraphLimits | None, max_num_batched_token
 def largest_step(runner: Runner, config: EngineConfig) -> None:
     """Compute the largest step, while the logits of another one are unread, and sample it in every way.
 
-    Overwrites the KV cache, which must hold `longest_chunk`.
+    The step has as many sequences as possible. Overwrites the KV cache.
     """
-    length, tokens = longest_chunk(runner.model, config), config.max_num_batched_tokens
+    tokens = config.max_num_batched_tokens
+    length = min(-(-tokens // config.max_num_seqs), runner.model.config.context_length)
     lengths = [length] * (tokens // length) + [tokens % length] * (tokens % length > 0)
     num_logits = -(-min(tokens, config.max_num_seqs + MAX_DRAFT_TOKENS) // len(lengths))
-    chunks = [_prompt(runner, length, min(length, num_logits)) for length in lengths]
-    unread = runner.run(chunks)
-    _sample(runner.run(chunks))
+    unread = runner.compute_zeros(lengths, num_logits)
+    _sample(runner.compute_zeros(lengths, num_logits))
     del unread
-
-
-def longest_chunk(model: Decoder, config: EngineConfig) -> int:
-    """Return the tokens per sequence of the largest step, which has as many sequences as possible."""
-    return min(-(-config.max_num_batched_tokens // config.max_num_seqs), model.config.context_length)
 
 
 def step_profile(runner: Runner, config: EngineConfig) -> dict[tuple[int, int], float]:
@@ -86,7 +81,7 @@ def step_profile(runner: Runner, config: EngineConfig) -> dict[tuple[int, int], 
     """
     factor = 4 if runner.runs_ahead else 16  # between batch sizes: on CPUs, matrix products take memory for each size
     sizes = sorted({min(factor**power, config.max_num_seqs) for power in range(8)})
-    most = min(config.max_num_batched_tokens, runner.num_slots, _MAX_ROWS if runner.runs_ahead else _MAX_CPU_ROWS)
+    most = min(config.max_num_batched_tokens, runner.context_length, _MAX_ROWS if runner.runs_ahead else _MAX_CPU_ROWS)
     points = [(size, drafts) for drafts in _DRAFTS for size in sizes if drafts <= 1 or size * (1 + drafts) <= most]
     started, profile = time.perf_counter(), dict[tuple[int, int], float]()
     for size, drafts in points * _REPEATS:
@@ -99,20 +94,19 @@ def step_profile(runner: Runner, config: EngineConfig) -> dict[tuple[int, int], 
 
 def extension_s(runner: Runner, sequences: int) -> float:
     """Return the seconds per pass of `Runner.extend`. Overwrites the KV cache."""
-    passes = min(_EXTENSION, runner.num_slots)
-    blocks = range(-(-passes // runner.block_size))
-    taken_s: list[float] = []
+    batch, rows, taken_s = runner.zeros([_EXTENSION] * sequences), _alike(sequences, _GREEDY), list[float]()
     for _ in range(_REPEATS):
         started = time.perf_counter()
-        runner.extend([0] * sequences, [QuerySpan(0, passes, blocks)] * sequences, [_GREEDY] * sequences)
+        runner.extend([0] * sequences, batch, rows)
         taken_s.append(time.perf_counter() - started)
-    return min(taken_s) / passes
+    return min(taken_s) / _EXTENSION
 
 
 def _step_s(runner: Runner, sequences: int, drafts: int) -> float:
     """Return the seconds of a step that verifies `drafts` tokens of each sequence."""
     started = time.perf_counter()
-    sample(runner.run([_prompt(runner, 1 + drafts, 1 + drafts)] * sequences), [_GREEDY] * sequences * (1 + drafts))
+    logits = runner.compute_zeros([1 + drafts] * sequences, 1 + drafts)
+    sample(logits, _alike(len(logits), _GREEDY)).tolist()
     return time.perf_counter() - started
 
 
@@ -132,26 +126,31 @@ def row_counts(most: int, vocabulary: int, multiprocessors: int) -> list[int]:
 def _sample(logits: Tensor) -> None:
     """Launch every sampling variant, and log-probabilities with and without top tokens."""
     number, vocabulary = logits.shape
-    for row in _rows(vocabulary):
-        sample(logits, [row] * number)
+    for rows in _variants(number, vocabulary):
+        sample(logits, rows)
     for num_top in _REPORTED:
         log_probabilities(logits, [0] * number, min(num_top, vocabulary))
 
 
-def _prompt(runner: Runner, length: int, num_logits: int = 1) -> Chunk:
-    return Chunk([0] * length, 0, range(-(-length // runner.block_size)), num_logits)
-
-
-def _rows(vocabulary: int) -> Iterator[SamplingRow]:
-    """Yield one row per sampling variant: each truncation with and without a grammar mask, then a logit bias."""
+def _variants(number: int, vocabulary: int) -> Iterator[SamplingRows]:
+    """Yield rows of each sampling variant: each truncation with and without a grammar mask, then a logit bias."""
     mask = np.full(-(-vocabulary // 32), -1, dtype=np.int32)
     by_rank, by_mass, by_share = ResolvedParams(top_k=5), ResolvedParams(top_p=0.9), ResolvedParams(min_p=0.1)
     in_all_ways = ResolvedParams(top_k=5, top_p=0.9, min_p=0.1)
     for params in (ResolvedParams(), by_rank, by_mass, by_share, in_all_ways):
-        yield SamplingRow(1, 1, params)
-        yield SamplingRow(1, 1, params, mask=mask)
+        yield _alike(number, params)
+        yield _alike(number, params, mask=mask)
     biased = ResolvedParams(temperature=0.0, logit_bias=((0, 1.0),))
-    yield SamplingRow(1, 1, biased, edits=LogitEditor(biased, (), ()).edits())
+    yield _alike(number, biased, edits=LogitEditor(biased, (), ()).edits())
+
+
+def _alike(
+    number: int, params: ResolvedParams, *, mask: Mask | None = None, edits: LogitEdits | None = None
+) -> SamplingRows:
+    """Return `number` rows with the same parameters."""
+    options, rows = packed_options([params], [1]).repeat(number, axis=1), range(number)
+    masks = {} if mask is None else dict.fromkeys(rows, mask)
+    return SamplingRows(options, np.ones(number, np.int64), masks, {} if edits is None else dict.fromkeys(rows, edits))
 
 
 def _entries(cache: Path) -> int:

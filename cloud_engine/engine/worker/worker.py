@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from ....kernels.attention.ragged_batch import Ints, RaggedBatch, repeated
+from ....kernels.attention.ragged_batch import Ints, repeated
+from ....kernels.runtime.transfer import HostCopy, to_device
 from ....protocol.errors import EngineError
 from ....text.grammars.state import Mask
 from ....text.logit_edits import LogitEdits
@@ -25,14 +26,13 @@ from ...models.sharding import ALONE, ModelGroup
 from ..rank_messages import LaunchStep, ReadStep, SampleStep
 from ..step import DraftProposal, StepPlan, StepResult, StepSampling
 from ..types.outputs import TokenLogprob
-from .devices import HostCopy, to_device
 from .launched_step import NO_DRAFT, LaunchedStep, score_prompts
 from .model_runner import ForwardBatch, Runner
-from .sampler import SamplingRow, SamplingRows, UnreadLogprobs, sample_on_device
-from .slots import CONSTRAINED, EDITED, EMBEDDED, REPORTED, SCORED, RowOf, Slots, SlotState
+from .sampler import SamplingRows, UnreadLogprobs, sample
+from .slots import CONSTRAINED, EDITED, EMBEDDED, REPORTED, SCORED, RowsOf, Slots, SlotState
 
 #: Runs the drafters over sequences, which they fill with draft tokens (`Speculator.propose`).
-Propose = Callable[[Sequence[SlotState], RowOf], None]
+Propose = Callable[[Sequence[SlotState], RowsOf], None]
 #: Returns the mask of a slot after draft tokens; None if the slot has no grammar.
 MaskAfter = Callable[[int, Sequence[int]], Mask | None]
 
@@ -83,7 +83,7 @@ class Worker:
             masks,
             self._edits(step),
         )
-        step.sampled_by(sample_on_device(step.logits, rows))
+        step.sampled_by(sample(step.logits, rows))
         step.logprobs = self._logprobs(step)
 
     def read(self, plan: StepPlan, told: list[int] | None = None) -> StepResult:
@@ -123,8 +123,8 @@ class Worker:
                 step.drop(plan.ended)
         for sequence in plan.new:
             self.slots.begin(sequence)
-        for new in plan.new_blocks:
-            self.slots.blocks[new.slot, new.start : new.start + len(new.blocks)] = new.blocks
+        tables = [(sequence.slot, 0, sequence.block_table) for sequence in plan.new]
+        self.slots.tables.replace([*tables, *((new.slot, new.start, new.blocks) for new in plan.new_blocks)])
 
     def _draft(
         self, plan: StepPlan, slots: Ints, counts: Ints, mask_after: MaskAfter
@@ -157,13 +157,18 @@ class Worker:
             state.num_tokens, state.draft_ids, state.draft_ends = count, list(plan.drafts.get(slot, ())), False
             state.drafter, state.num_drafts = (None, 0) if grant is None else (grant.drafter, grant.num_drafts)
 
-        def row_of(state: SlotState, num_drafts: int) -> SamplingRow:
-            draft_ids, sequence = state.draft_ids[:num_drafts], state.sequence
-            mask = mask_after(sequence.slot, draft_ids) if sequence.is_constrained else None
-            position = state.num_known_tokens + len(draft_ids)
-            return SamplingRow(sequence.seed, position, sequence.params, state.edits(draft_ids), mask)
+        def rows_of(states: Sequence[SlotState]) -> SamplingRows:
+            slots = [state.sequence.slot for state in states]
+            positions = self.slots.num_known[slots] + [len(state.draft_ids) for state in states]
+            masks, edits = dict[int, Mask](), dict[int, LogitEdits]()
+            for row, state in enumerate(states):
+                if state.sequence.is_constrained and (mask := mask_after(slots[row], state.draft_ids)) is not None:
+                    masks[row] = mask
+                if (edit := state.edits(state.draft_ids)) is not None:
+                    edits[row] = edit
+            return SamplingRows(self.slots.options[:, slots], positions, masks, edits)
 
-        self._propose([state for state in other_states if not state.sequence.embed], row_of)
+        self._propose([state for state in other_states if not state.sequence.embed], rows_of)
         return {
             state.sequence.slot: DraftProposal(state.draft_ids, state.draft_ends)
             for state in other_states
@@ -183,9 +188,7 @@ class Worker:
         scored, scores = held.with_need(SCORED, slots), np.zeros_like(samples)
         for at, state in scored:
             scores[at] = state.num_prompt_scores(int(start[at]), int(ends[at]))
-        batch = RaggedBatch.in_tables(
-            start, rows, slots * held.blocks.shape[1], held.blocks.reshape(-1), held.block_size
-        )
+        batch = held.batch(slots, start, rows)
         sequence, number = batch.row_places
         token_ids = held.tokens[slots[sequence], batch.positions()].astype(np.int64)
         drafts = np.append(token_ids[1:], NO_DRAFT)

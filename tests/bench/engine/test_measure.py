@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,8 +26,7 @@ from updraft.bench.shared.workload import Workload, WorkloadRequest
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.speculation.draft_model import DraftModel
-from updraft.cloud_engine.engine.worker.sampler import SamplingRow
-from updraft.cloud_engine.engine.worker.slots import SlotState
+from updraft.cloud_engine.engine.worker.slots import RowsOf, SlotState
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.planning.step_time import MAX_ROW_COSTS, StepTimeModel
 from updraft.embedded import pocket
@@ -142,11 +141,9 @@ def _drafted_rows(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     drafted: list[bool] = []
     propose = DraftModel.propose
 
-    def watched(
-        drafter: DraftModel, batch: Sequence[SlotState], row_of: Callable[[SlotState, int], SamplingRow]
-    ) -> None:
-        drafted.extend(row_of(item, 0).is_plain for item in batch if item.drafter == drafter.name)
-        propose(drafter, batch, row_of)
+    def watched(drafter: DraftModel, batch: Sequence[SlotState], rows_of: RowsOf) -> None:
+        drafted.extend(rows_of([item for item in batch if item.drafter == drafter.name]).are_plain.tolist())
+        propose(drafter, batch, rows_of)
 
     monkeypatch.setattr(DraftModel, "propose", watched)
     return drafted

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from forward_chunks import Chunk, compute
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.types.request import GenerationRequest
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.protocol.errors import (
     ConfigurationError,
     ContextLengthError,
@@ -24,7 +25,7 @@ def greedy(target, make_prompts):
         tokens = list(prompt)
         for _ in range(count):
             runner = Runner(target, 12, 16)
-            tokens.append(int(runner.run([Chunk(tokens, 0, range(12), 1)]).argmax()))
+            tokens.append(int(compute(runner, [Chunk(tokens, 0, range(12), 1)]).argmax()))
         return tokens[len(prompt) :]
 
     prompts = make_prompts(16)
@@ -143,7 +144,7 @@ def test_logprobs_are_those_of_the_raw_distribution(target, make_engine, make_pr
     results = run(make_engine(), ask(prompts, temperature=0.7, top_k=3, seed=1, logprobs=5))
     for prompt, result in zip(prompts, results, strict=True):
         tokens = prompt + result.token_ids
-        logits = Runner(target, 12, 16).run([Chunk(tokens, 0, range(12), len(tokens))])
+        logits = compute(Runner(target, 12, 16), [Chunk(tokens, 0, range(12), len(tokens))])
         expected = logits.log_softmax(-1)[len(prompt) - 1 : -1]
         chosen = torch.tensor([entry.logprob for entry in result.logprobs])
         torch.testing.assert_close(

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 from updraft.cloud_engine import engine as package
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.worker.model_runner import ForwardBatch
@@ -56,6 +55,6 @@ def test_attention_reads_the_block_tables_of_the_slots(make_engine: Any, make_pr
         engine.step()
     for batch in batches:
         sequences = batch.sequences
-        assert np.shares_memory(sequences.blocks, worker.slots.blocks)
-        assert (sequences.table[:-1] % worker.slots.blocks.shape[1] == 0).all()
+        assert sequences.tables is worker.slots.tables
+        assert (sequences.table[:-1] % worker.slots.tables.width == 0).all()
         assert len({*sequences.table[:-1].tolist()}) == 4

@@ -8,15 +8,18 @@ from typing import Any
 import pytest
 import torch
 from device_waits import forbid_device_waits
+from forward_chunks import Chunk, compute
+from slot_batches import slot_batch
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.worker.cuda_graphs import GraphLimits
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.model_runner import ForwardBatch, Runner
 from updraft.cloud_engine.engine.worker.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.config import ModelConfig
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.rope import RotaryConfig
+from updraft.kernels.attention.block_tables import BlockTables
 from updraft.protocol.sampling import SamplingParams
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -90,8 +93,8 @@ def test_seeds_give_the_tokens_of_the_cpu() -> None:
 def test_bfloat16_is_near_the_cpu() -> None:
     tokens = torch.randint(515, (200,), generator=torch.Generator().manual_seed(1)).tolist()
     chunk = Chunk(tokens, 0, list(range(13)), len(tokens))
-    exact = Runner(model("cpu"), 16, 16).run([chunk]).log_softmax(-1)
-    near = Runner(model("cuda", torch.bfloat16), 16, 16).run([chunk]).log_softmax(-1).cpu()
+    exact = compute(Runner(model("cpu"), 16, 16), [chunk]).log_softmax(-1)
+    near = compute(Runner(model("cuda", torch.bfloat16), 16, 16), [chunk]).log_softmax(-1).cpu()
     assert ((near - exact).norm() / exact.norm()).item() < 0.02
 
 
@@ -102,25 +105,30 @@ def test_bfloat16_decodes_and_verifies_near_the_cpu(graphs: bool) -> None:
     contexts = [torch.randint(515, (length,), generator=generator).tolist() for length in (40, 129, 64)]
     tables = [list(range(9 * number, 9 * number + 9)) for number in range(3)]
     prompts = [Chunk(tokens, 0, table, 1) for tokens, table in zip(contexts, tables, strict=True)]
-    cpu, gpu = Runner(model("cpu"), 27, 16), Runner(model("cuda", torch.bfloat16), 27, 16)
+    slots = BlockTables(3, 9)
+    slots.replace([(slot, 0, table) for slot, table in enumerate(tables)])
+    cpu, gpu = (Runner(model(*place), 27, 16, tables=slots) for place in (("cpu",), ("cuda", torch.bfloat16)))
     if graphs:
-        gpu.capture(GraphLimits(3, 24, 9))
+        gpu.capture(GraphLimits(3, 24))
     for runner in (cpu, gpu):
-        runner.run(prompts)
+        compute(runner, prompts)
     for length in (1, 8):
         chunks = [
             Chunk([5] * length, len(tokens), table, length) for tokens, table in zip(contexts, tables, strict=True)
         ]
-        exact, near = (runner.run(chunks).log_softmax(-1).cpu() for runner in (cpu, gpu))
+        batch = ForwardBatch(
+            slot_batch(slots, [chunk.span for chunk in chunks], 3 * length, 16), torch.full((3 * length,), 5)
+        )
+        exact, near = (runner.compute(batch).log_softmax(-1).cpu() for runner in (cpu, gpu))
         assert ((near - exact).norm() / exact.norm()).item() < 0.02
 
 
 def test_a_pass_does_not_wait_for_the_device() -> None:
     runner = Runner(model("cuda"), 64, 16)
     chunks = [Chunk([number], 20, [2 * number, 2 * number + 1], 1) for number in range(4)]
-    runner.run(chunks)
+    compute(runner, chunks)
     with forbid_device_waits():
-        runner.run(chunks)
+        compute(runner, chunks)
 
 
 @pytest.mark.parametrize("draft", [False, True])

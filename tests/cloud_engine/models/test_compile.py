@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from decoder_reference import SHAPES, random_tokens, reference_model
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
-from updraft.cloud_engine.engine.worker.sampler import SamplingRow, sample
+from forward_chunks import Chunk, compute
+from plain_sampling import SamplingRow, sample, sampling_rows
+from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.models.compile import compile_decoder
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.layers import TokenEmbedding
@@ -77,9 +77,9 @@ def logits_of(runner: Runner) -> list[torch.Tensor]:
         Chunk(tokens[seed][computed:], computed, tables[seed], known - computed)
         for seed, (computed, known) in enumerate(LENGTHS)
     ]
-    logits = [runner.run(first), runner.run(rest)]
+    logits = [compute(runner, first), compute(runner, rest)]
     for seed, (_, known) in enumerate(LENGTHS):
-        logits.append(runner.run([Chunk([int(logits[1][seed].argmax())], known, tables[seed], 1)]))
+        logits.append(compute(runner, [Chunk([int(logits[1][seed].argmax())], known, tables[seed], 1)]))
     return logits
 
 
@@ -107,6 +107,11 @@ def rows_of(starts: Sequence[int]) -> list[SamplingRow]:
     return rows
 
 
+def extended(runner: Runner, first: list[int], spans: list[QuerySpan], rows: list[SamplingRow]) -> list[list[int]]:
+    batch = RaggedBatch.of(spans, sum(span.length for span in spans), BLOCK)
+    return runner.extend(first, batch, sampling_rows(rows))
+
+
 def one_by_one(runner: Runner, first: list[int], spans: list[QuerySpan], rows: list[SamplingRow]) -> list[list[int]]:
     """A structure for `Runner.extend` to find."""
     continued: list[list[int]] = [[] for _ in spans]
@@ -114,9 +119,8 @@ def one_by_one(runner: Runner, first: list[int], spans: list[QuerySpan], rows: l
     for index in range(spans[0].length):
         live = [at for at, span in enumerate(spans) if span.length > index]
         chunks = [Chunk([tokens[at]], spans[at].start + index, spans[at].block_table, 1) for at in live]
-        chosen = sample(
-            runner.run(chunks), [msgspec.structs.replace(rows[at], position=rows[at].position + index) for at in live]
-        )
+        later = [rows[at]._replace(position=rows[at].position + index) for at in live]
+        chosen = sample(compute(runner, chunks), later)
         for at, token in zip(live, chosen, strict=True):
             tokens[at] = token
             continued[at].append(token)
@@ -150,17 +154,17 @@ def test_a_continuation_chooses_what_single_passes_do(shape: str, dtype: torch.d
     known, lengths = [40, 15, 61, 3, 30, 31, 9], [20, 18, 9, 9, 5, 1, 1]
     tables = [[7 * seed + block for block in range(7)] for seed in range(len(known))]
     for runner in runners:
-        runner.run([Chunk(random_tokens(n, seed), 0, tables[seed], 1) for seed, n in enumerate(known)])
+        compute(runner, [Chunk(random_tokens(n, seed), 0, tables[seed], 1) for seed, n in enumerate(known)])
     spans = [QuerySpan(start, length, table) for start, length, table in zip(known, lengths, tables, strict=True)]
     first, rows = random_tokens(len(known), 99), rows_of(known)
-    extended = runners[0].extend(first, spans, rows)
-    assert extended == one_by_one(runners[1], first, spans, rows)
-    assert [len(tokens) for tokens in extended] == lengths
+    continued = extended(runners[0], first, spans, rows)
+    assert continued == one_by_one(runners[1], first, spans, rows)
+    assert [len(tokens) for tokens in continued] == lengths
     behind = [
         Chunk([tokens[-1]], start + length, table, 1)
-        for tokens, start, length, table in zip(extended, known, lengths, tables, strict=True)
+        for tokens, start, length, table in zip(continued, known, lengths, tables, strict=True)
     ]
-    assert torch.equal(runners[0].run(behind), runners[1].run(behind))
+    assert torch.equal(compute(runners[0], behind), compute(runners[1], behind))
 
 
 def test_a_continuation_that_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -181,7 +185,7 @@ def test_a_continuation_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     ]
     for first, spans, rows, problem in cases:
         with pytest.raises(ConfigurationError, match=problem):
-            runner.extend(first, spans, rows)
+            extended(runner, first, spans, rows)
 
 
 def test_rows_whose_columns_would_compete_for_a_cache_line(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from decoder_reference import FACTORS, LONG_ONLY, SHAPES, expected_logprobs, random_tokens, reference_model
+from forward_chunks import Chunk, compute
 from safetensors.torch import load_file, save_file
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.protocol.errors import ModelLoadError
@@ -39,9 +40,9 @@ def test_prefill_and_stepwise_decode_match_transformers(pair: tuple[Any, Decoder
     tokens = random_tokens(prompt + 20, prompt)
     expected = expected_logprobs(reference, tokens)
     runner, table = Runner(model, 8, BLOCK), [5, 2, 7, 0]
-    assert_close(runner.run([Chunk(tokens[:prompt], 0, table, prompt)]), expected[:prompt])
+    assert_close(compute(runner, [Chunk(tokens[:prompt], 0, table, prompt)]), expected[:prompt])
     for position in range(prompt, len(tokens)):
-        logits = runner.run([Chunk(tokens[position : position + 1], position, table, 1)])
+        logits = compute(runner, [Chunk(tokens[position : position + 1], position, table, 1)])
         assert_close(logits, expected[position : position + 1])
 
 
@@ -56,10 +57,10 @@ def test_one_ragged_batch_of_prefills_chunks_decodes_and_drafts(pair: tuple[Any,
         tokens = random_tokens(known, seed)
         table = [next(blocks) for _ in range(-(-known // BLOCK))]
         if computed:
-            runner.run([Chunk(tokens[:computed], 0, table, 0)])
+            compute(runner, [Chunk(tokens[:computed], 0, table, 0)])
         chunks.append(Chunk(tokens[computed:], computed, table, known - computed))
         expected.append(expected_logprobs(reference, tokens)[computed:])
-    assert_close(runner.run(chunks), torch.cat(expected))
+    assert_close(compute(runner, chunks), torch.cat(expected))
 
 
 def test_chunked_prefill_equals_whole(pair: tuple[Any, Decoder]) -> None:
@@ -67,7 +68,7 @@ def test_chunked_prefill_equals_whole(pair: tuple[Any, Decoder]) -> None:
     tokens = random_tokens(90)
     runner, table = Runner(model, 6, BLOCK), [3, 1, 4, 0, 5, 2]
     borders = [0, 1, 16, 20, 64, 90]
-    logits = [runner.run([Chunk(tokens[a:b], a, table, b - a)]) for a, b in pairwise(borders)]
+    logits = [compute(runner, [Chunk(tokens[a:b], a, table, b - a)]) for a, b in pairwise(borders)]
     assert_close(torch.cat(logits), expected_logprobs(reference, tokens))
 
 
@@ -79,7 +80,7 @@ def test_long_contexts_in_large_blocks(tmp_path: Path, shape: str) -> None:
     tokens, table = random_tokens(1100), [*range(17, -1, -1)]
     runner = Runner(load_model(tmp_path), 18, 64)
     borders = [0, 500, 640, 641, 1100]
-    logits = [runner.run([Chunk(tokens[a:b], a, table, b - a)]) for a, b in pairwise(borders)]
+    logits = [compute(runner, [Chunk(tokens[a:b], a, table, b - a)]) for a, b in pairwise(borders)]
     assert_close(torch.cat(logits), expected_logprobs(reference, tokens))
 
 
@@ -89,7 +90,7 @@ def test_longrope_takes_the_long_factors_where_the_context_is_long(tmp_path: Pat
     reference.save_pretrained(tmp_path)
     tokens = random_tokens(90)
     model = load_model(tmp_path)
-    logits = Runner(model, 6, BLOCK).run([Chunk(tokens, 0, [3, 1, 4, 0, 5, 2], 90)])
+    logits = compute(Runner(model, 6, BLOCK), [Chunk(tokens, 0, [3, 1, 4, 0, 5, 2], 90)])
     assert_close(logits, expected_logprobs(reference, tokens))
     plain = 10000.0 ** -torch.arange(0, 8, 2).div(8)
     long = plain / torch.tensor(FACTORS["long_factor"])
@@ -101,9 +102,9 @@ def test_a_window_reads_no_block_out_of_its_reach(tmp_path: Path) -> None:
     reference.save_pretrained(tmp_path)
     tokens = random_tokens(90)
     runner, table = Runner(load_model(tmp_path), 7, BLOCK), [3, 1, 4, 0, 5, 2]
-    runner.run([Chunk(tokens[:80], 0, table, 0)])
+    compute(runner, [Chunk(tokens[:80], 0, table, 0)])
     lost = [6, 6, 6, *table[3:]]  # block 6 was never written
-    logits = runner.run([Chunk(tokens[80:], 80, lost, 10)])
+    logits = compute(runner, [Chunk(tokens[80:], 80, lost, 10)])
     assert_close(logits, expected_logprobs(reference, tokens)[80:])
 
 
@@ -111,8 +112,8 @@ def test_grouping_never_lets_a_query_see_another_sequence(pair: tuple[Any, Decod
     _, model = pair
     alone, together = Runner(model, 8, BLOCK), Runner(model, 8, BLOCK)
     ours, others = random_tokens(20, 1), random_tokens(20, 2)
-    expected = alone.run([Chunk(ours, 0, [0, 1], 20)])
-    mixed = together.run([Chunk(others, 0, [2, 3], 0), Chunk(ours, 0, [0, 1], 20)])
+    expected = compute(alone, [Chunk(ours, 0, [0, 1], 20)])
+    mixed = compute(together, [Chunk(others, 0, [2, 3], 0), Chunk(ours, 0, [0, 1], 20)])
     torch.testing.assert_close(mixed, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -138,7 +139,7 @@ def test_gemma_is_read_from_a_wrapper_with_a_vision_tower(tmp_path: Path, decode
     wrapper = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "tie_word_embeddings": False}
     (tmp_path / "config.json").write_text(json.dumps(wrapper))
     tokens = random_tokens(40)
-    logprobs = Runner(load_model(tmp_path), 3, 16).run([Chunk(tokens, 0, [2, 0, 1], 40)]).log_softmax(-1)
+    logprobs = compute(Runner(load_model(tmp_path), 3, 16), [Chunk(tokens, 0, [2, 0, 1], 40)]).log_softmax(-1)
     torch.testing.assert_close(logprobs, expected_logprobs(reference, tokens), atol=1e-4, rtol=0)
     text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
     (tmp_path / "config.json").write_text(json.dumps({**wrapper, "text_config": text}))

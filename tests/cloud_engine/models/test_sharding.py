@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from decoder_reference import SHAPES, expected_logprobs, random_tokens, reference_model
+from forward_chunks import Chunk, compute
 from hypothesis import given
 from hypothesis import strategies as st
 from thread_group import ThreadGroup
 from torch import Tensor
 from updraft.cloud_engine.engine.worker import model_runner
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.cloud_engine.models.sharding import ModelGroup, Shard
 from updraft.protocol.errors import ConfigurationError
@@ -37,7 +38,7 @@ def test_ranks_compute_the_logits_of_one_model(tmp_path: Path, shape: str, size:
     def logits(group: ModelGroup) -> Tensor:
         runner = Runner(load_model(tmp_path, group=group), 4, 16)
         chunks = [(0, 40, 40), (40, 57, 17), (57, 58, 1), (58, 60, 2)]
-        return torch.cat([runner.run([Chunk(tokens[a:b], a, table, wanted)]) for a, b, wanted in chunks])
+        return torch.cat([compute(runner, [Chunk(tokens[a:b], a, table, wanted)]) for a, b, wanted in chunks])
 
     with ThreadPoolExecutor(size * num_stages) as ranks:
         results = list(ranks.map(logits, ThreadGroup.in_stages(size, num_stages)))[-size:]
@@ -58,7 +59,7 @@ def test_stages_compute_large_batches_in_parts(
     @torch.inference_mode()
     def logits(group: ModelGroup) -> Tensor:
         runner = Runner(load_model(tmp_path, group=group), 5, 16)
-        return torch.cat([runner.run(chunks[:2]), runner.run(chunks[2:])])
+        return torch.cat([compute(runner, chunks[:2]), compute(runner, chunks[2:])])
 
     def results() -> list[Tensor]:
         with ThreadPoolExecutor(size * num_stages) as ranks:
@@ -80,7 +81,7 @@ def test_a_step_exchanges_two_sums_per_layer_one_for_embeddings_and_the_logits(t
 
     def sent_bytes(group: ThreadGroup) -> list[int]:
         runner = Runner(load_model(tmp_path, group=group), 4, 16)
-        runner.run([Chunk([1] * rows, 0, [0], wanted)])
+        compute(runner, [Chunk([1] * rows, 0, [0], wanted)])
         return group.sent_bytes
 
     with ThreadPoolExecutor(2) as ranks:

@@ -11,6 +11,7 @@ from attention_reference import attend_reference
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from updraft.kernels.attention.block_tables import BlockTables
 from updraft.kernels.attention.cpu import NativeAttention, why_not_native
 from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.torch_attention import TorchAttention
@@ -170,16 +171,15 @@ def test_tables_may_be_rows_of_a_larger_array(implementation: type[TorchAttentio
     batch, layer = Batch(chunks), LayerAttention(0, 0.3)
     expected, together = batch.attend(implementation, layer), RaggedBatch.of(batch.spans, batch.num_rows, BLOCK)
     places = torch.randperm(len(chunks) + 3)[: len(chunks)].numpy()
-    tables = np.zeros((len(chunks) + 3, 3 + max(len(span.block_table) for span in batch.spans)), np.int32)
+    tables = BlockTables(len(chunks) + 3, 3 + max(len(span.block_table) for span in batch.spans))
     for place, span in zip(places, batch.spans, strict=True):
-        tables[place, : len(span.block_table)] = span.block_table
+        tables.replace([(int(place), 0, span.block_table)])
     position, rows = np.array(chunks).T
-    apart = RaggedBatch.in_tables(position, rows, places * tables.shape[1], tables.reshape(-1), BLOCK)
+    apart = RaggedBatch.in_tables(position, rows, places * tables.width, tables, BLOCK)
     batch.batch = apart
     assert torch.equal(batch.attend(implementation, layer), expected)
     assert apart.slots().tolist() == together.slots().tolist() and apart.spans == together.spans
-    packed, padded = apart.packed(), apart.padded(batch.num_rows + 2)
-    assert packed.blocks.tolist() == together.blocks.tolist() and (packed.table == together.packed().table).all()
+    padded = apart.padded(batch.num_rows + 2)
     assert padded.slots().tolist() == [*together.slots().tolist(), -1, -1]
     assert padded.positions().tolist() == [*together.positions().tolist(), -2, -1]
 

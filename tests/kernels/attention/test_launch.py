@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from updraft.kernels.attention.block_tables import BlockTables
 from updraft.kernels.attention.launch import (
     AttentionShape,
     attention_launch,
@@ -128,7 +129,8 @@ def test_work_covers_every_query_and_key_once(multiprocessors: int) -> None:
     """And slots, blocks and merges say what the spans say."""
     shape = AttentionShape(6, 2, head_dim=64, block_size=16)
     spans = [QuerySpan(700, 3, range(100, 150)), QuerySpan(0, 0, []), QuerySpan(5, 90, range(200, 206))]
-    plan = plan_attention(RaggedBatch.of(spans, 100, 16), shape, attention_launch(shape, 90), multiprocessors)
+    batch = RaggedBatch.of(spans, 100, 16)
+    plan = plan_attention(batch, shape, attention_launch(shape, 90), multiprocessors)
     visits = np.zeros((100, 703), dtype=np.int64)
     partial = np.zeros(plan.partial_rows, dtype=np.int64)
     for table, row, rows, position, first, end, place, _ in plan.work.tolist():
@@ -136,7 +138,7 @@ def test_work_covers_every_query_and_key_once(multiprocessors: int) -> None:
         if place >= 0:
             partial[place : place + rows] += 1
         if end:
-            assert plan.blocks[table] == (100 if row < 3 else 200)
+            assert batch.blocks[table] == (100 if row < 3 else 200)
             assert position == (700 + row if row < 3 else 5 + row - 3)
     assert (partial == 1).all()
     assert (visits[:3] == 1).all()
@@ -170,9 +172,9 @@ def test_shapes_that_the_kernel_does_not_take(shape: tuple[int, int, int, int]) 
 def test_a_graph_serves_any_lengths(lengths: list[int]) -> None:
     """On a GPU so small that no more splits are planned for than there are tiles."""
     shape = AttentionShape(heads=128, kv_heads=8, head_dim=64, block_size=16)
-    graph = GraphMetadata(AttentionPlanner(shape, torch.device("cpu"), 1), 9, most_sequences=4, most_blocks=4)
+    graph = GraphMetadata(AttentionPlanner(shape, torch.device("cpu"), 1), 9, 4, BlockTables(4, 4))
     assert len(graph.metadata.work) == 6
-    graph.update_([QuerySpan(16, length, [1, 2]) for length in lengths])
+    graph.fill_(RaggedBatch.of([QuerySpan(16, length, [1, 2]) for length in lengths], 9, 16))
     assert graph.metadata.work[:, 2].sum() == 9
     assert (graph.metadata.slots >= 0).sum() == sum(lengths)
 
@@ -182,14 +184,13 @@ def test_a_graph_serves_any_lengths(lengths: list[int]) -> None:
     [
         [QuerySpan(0, 9, [1])],
         [QuerySpan(0, 1, [1])] * 9,
-        [QuerySpan(70, 1, [1] * 5)] * 4,
     ],
-    ids=["rows", "sequences", "blocks"],
+    ids=["rows", "sequences"],
 )
 def test_oversized_batches_of_a_graph_are_refused(spans: list[QuerySpan]) -> None:
     shape = AttentionShape(4, 2, head_dim=64, block_size=16)
-    graph = GraphMetadata(AttentionPlanner(shape, torch.device("cpu"), 8), 8, most_sequences=4, most_blocks=4)
+    graph = GraphMetadata(AttentionPlanner(shape, torch.device("cpu"), 8), 8, 4, BlockTables(4, 4))
     before = graph.metadata.work.clone()
     with pytest.raises(ConfigurationError):
-        graph.update_(spans)
+        graph.fill_(RaggedBatch.of(spans, 8, 16))
     assert torch.equal(graph.metadata.work, before)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from attention_reference import attend_reference
+from slot_batches import slot_batch
 from torch import Tensor
 from torch.nn import functional
+from updraft.kernels.attention.block_tables import BlockTables
 from updraft.kernels.attention.launch import AttentionShape
 from updraft.kernels.attention.metadata import AttentionMetadata, AttentionPlanner, GraphMetadata
 from updraft.kernels.attention.types import QuerySpan, ScoreOptions
@@ -203,12 +205,13 @@ def test_buffers_of_a_graph_serve_step_after_step() -> None:
     """Capacity beyond need, fewer sequences, and sequences with more queries than the graph was made for."""
     shape = AttentionShape(4, 2, head_dim=16, block_size=16)
     rule = ScoreOptions(0.25)
-    graph = GraphMetadata(make_case(shape, [], dtype=torch.float16).planner(8), 8, most_sequences=4, most_blocks=40)
+    tables = BlockTables(4, 40)
+    graph = GraphMetadata(make_case(shape, [], dtype=torch.float16).planner(8), 8, 4, tables)
     addresses = [graph.metadata.work.data_ptr(), graph.metadata.blocks.data_ptr()]
     for chunks in ([(500, 2), (30, 2), (15, 2), (16, 2)], [(9, 1)], [], [(40, 1), (3, 7)]):
         rows = sum(length for _, length in chunks)
         case = make_case(shape, chunks, dtype=torch.float16, padding=8 - rows)
-        graph.update_(case.spans)
+        graph.fill_(slot_batch(tables, case.spans, 8, 16))
         expected = attend_reference(case.query, case.cache, case.spans, rule)
         torch.testing.assert_close(case.attend(rule, graph.metadata).float(), expected, rtol=1e-3, atol=1e-3)
     assert addresses == [graph.metadata.work.data_ptr(), graph.metadata.blocks.data_ptr()]

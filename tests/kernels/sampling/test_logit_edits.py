@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from plain_sampling import edits_of
-from updraft.cloud_engine.engine.worker.sampler import SamplingRow, sample
+from plain_sampling import SamplingRow, edits_of, sample
 from updraft.kernels.sampling.ops import apply_edits_
 from updraft.kernels.sampling.reference import apply_edits_reference_
 from updraft.kernels.sampling.types import FlatEdits

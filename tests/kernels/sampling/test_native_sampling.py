@@ -11,9 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_sampling import edits_of, plain_sample
+from plain_sampling import SamplingRow, edits_of, plain_sample, sample, sampling_rows
 from updraft.cloud_engine.engine.worker import sampler
-from updraft.cloud_engine.engine.worker.sampler import SamplingRow, sample
 from updraft.kernels.runtime.native_library import load
 from updraft.kernels.sampling import ops as sampling
 from updraft.kernels.sampling.cpu import native_sample
@@ -41,7 +40,7 @@ SIZES = [1, 2, 12, 15, 16, 17, 70, 1024, 3001]
 
 
 def columns(rows: Sequence[SamplingRow], logits: torch.Tensor) -> sampling.Sampling:
-    return sampler.sampling_of(sampler.SamplingRows.of(rows), logits.shape[1], logits.device)
+    return sampler.sampling_of(sampling_rows(rows), logits.shape[1], logits.device)
 
 
 def row_of_logits(shape: str, size: int, random: np.random.Generator) -> np.ndarray:

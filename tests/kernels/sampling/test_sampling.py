@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from plain_sampling import plain_sample
-from updraft.cloud_engine.engine.worker.sampler import SamplingRow
+from plain_sampling import SamplingRow, plain_sample
 from updraft.kernels.sampling.gumbel_noise import gumbel_noise, noise_keys, uniforms
 from updraft.kernels.sampling.launch import TILE, split_row
 from updraft.kernels.sampling.ops import sample

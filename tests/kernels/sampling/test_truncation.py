@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from plain_sampling import plain_sample
-from updraft.cloud_engine.engine.worker.sampler import SamplingRow
+from plain_sampling import SamplingRow, plain_sample
 from updraft.kernels.sampling.launch import TILE
 from updraft.kernels.sampling.reference import ranks, sample_reference, thresholds_reference
 from updraft.kernels.sampling.types import LOWEST_RANK, LogitRows, Sampling, Truncation

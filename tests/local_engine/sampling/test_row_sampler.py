@@ -10,8 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_sampling import plain_edits
-from updraft.cloud_engine.engine.worker.sampler import SamplingRow, sample
+from plain_sampling import SamplingRow, plain_edits, sample
 from updraft.local_engine.sampling import gumbel_noise
 from updraft.local_engine.sampling.row_sampler import RowSampler
 from updraft.local_engine.sampling.truncation import largest

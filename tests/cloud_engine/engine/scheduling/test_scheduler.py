@@ -8,13 +8,13 @@ import subprocess
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from forward_chunks import Chunk
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -35,9 +35,10 @@ from updraft.cloud_engine.engine.types.prediction import PredictionCursor
 from updraft.cloud_engine.engine.types.request import GenerationRequest
 from updraft.cloud_engine.engine.types.request_state import RequestState, ScheduledRequest
 from updraft.cloud_engine.engine.worker.launched_step import UnreadInputs
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, ForwardBatch
+from updraft.cloud_engine.engine.worker.model_runner import ForwardBatch
 from updraft.cloud_engine.engine.worker.slots import Slots, SlotState
 from updraft.cloud_engine.engine.worker.worker import Worker
+from updraft.kernels.attention.block_tables import BlockTables
 from updraft.protocol.errors import OverloadedError
 from updraft.protocol.sampling import ResolvedParams, SamplingParams
 from updraft.text.grammars.state import Mask
@@ -77,7 +78,7 @@ class Sometimes(Drafter):
     def offer(self, state: RequestState, limit: int) -> int:
         return limit if self.random.random() < self.chance else 0
 
-    def propose(self, batch: Sequence[ScheduledRequest], row_of: Any) -> None:
+    def propose(self, batch: Sequence[ScheduledRequest], rows_of: Any) -> None:
         raise AssertionError("the simulation makes up the drafts")
 
 
@@ -145,7 +146,7 @@ class Memory:
         ):
             chunk = chunks[index]
             tokens = [token, *chunk.token_ids[1:]]
-            chunks[index] = replace(chunk, token_ids=tokens, start=chunk.start - by)
+            chunks[index] = chunk._replace(token_ids=tokens, start=chunk.start - by)
         for chunk, item in zip(chunks, self.batch, strict=True):
             self.write(chunk, item.state.request.cache_salt)
         for chunk, item in zip(chunks, self.batch, strict=True):
@@ -225,7 +226,7 @@ class Simulation(RuleBasedStateMachine):
         self.engine: Any = object.__new__(Watched)
         self.engine._recorder, self.engine._unread, self.engine.watch = None, deque(), self.watch
         self.engine._scheduler, self.engine._outputs, self.engine._speculator = self.scheduler, self.answers, speculator
-        self.engine._worker = Worker(self.memory, self.propose, lambda: Slots(BATCH, 64 * BLOCK, BLOCK))  # type: ignore[arg-type]
+        self.engine._worker = Worker(self.memory, self.propose, lambda: Slots(BlockTables(BATCH, 64), BLOCK))  # type: ignore[arg-type]
         self.generated: dict[tuple[str, int], list[int]] = {}
         self.longest: dict[str, tuple[int, int]] = {}  # answers to each request: as asked, and as its grammar has it
         self.names = 0
@@ -325,7 +326,7 @@ class Simulation(RuleBasedStateMachine):
         }
         self.memory.watch(batch)
 
-    def propose(self, batch: Sequence[SlotState], row_of: Any) -> None:
+    def propose(self, batch: Sequence[SlotState], rows_of: Any) -> None:
         """As the draft model does: it has computed all but the last of its drafts."""
         for state in batch:
             if state.num_drafts:
@@ -380,6 +381,17 @@ class Simulation(RuleBasedStateMachine):
             assert len(set(blocks)) == len(blocks) <= self.cache.most_blocks_for(most)
             needed = self.cache.blocks_for(state.num_computed_tokens)
             assert needed <= len(state.block_table) <= self.cache.blocks_for(most)
+
+    @invariant()
+    def device_tables_match_the_plans(self) -> None:
+        tables = self.engine._worker.slots.tables
+        copy = tables.on(torch.device("cpu")).numpy().reshape(BATCH, -1)
+        assert np.array_equal(copy, tables.host)
+        for state in self.scheduler.running:
+            if state.slot >= 0:
+                planned = state.block_table[: state.num_planned_blocks]
+                sent = copy[state.slot, : len(planned)].tolist()
+                assert all(block in (NO_BLOCK, given) for block, given in zip(planned, sent, strict=True))
 
     @invariant()
     def prepared_decodes_match_the_state(self) -> None:

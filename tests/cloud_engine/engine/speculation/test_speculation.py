@@ -258,7 +258,7 @@ def test_a_draft_that_would_end_too_early_is_wrong_like_any_other(
         return [[*tokens[:-1], end] for tokens in extend(first, spans, rows)]
 
     def ends_by_itself(logits, rows):
-        return [end] * len(sampled(logits, rows))
+        return torch.full_like(sampled(logits, rows), end)
 
     monkeypatch.setattr(
         *(drafter._runner, "extend", ends_at_once) if at_once else (draft_model, "sample", ends_by_itself)
@@ -285,7 +285,7 @@ class Alone(Drafter):
     def offer(self, state, limit):
         return limit
 
-    def propose(self, batch, row_of):
+    def propose(self, batch, rows_of):
         raise AssertionError("not asked")
 
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from forward_chunks import Chunk, compute
 from scipy.stats import chi2
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.types.request import GenerationRequest
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.engine.worker.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.decoder import Decoder
 from updraft.protocol.sampling import SamplingParams
@@ -22,7 +23,7 @@ Pair = tuple[int, int]
 
 def distribution(model: Decoder, tokens: list[int], params: SamplingParams) -> np.ndarray:
     """Softmax at the temperature, cut to top-k, renormalised, cut to at least top-p, renormalised."""
-    logits = Runner(model, 1, 16).run([Chunk(tokens, 0, [0], 1)])[0].double().numpy()
+    logits = compute(Runner(model, 1, 16), [Chunk(tokens, 0, [0], 1)])[0].double().numpy()
     scaled = logits / params.temperature
     order = np.argsort(-scaled)[: params.top_k or VOCABULARY]
     probabilities = np.exp(scaled[order] - scaled.max())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from forward_chunks import Chunk, batch_of, compute
 from hypothesis import given
 from hypothesis import strategies as st
+from slot_batches import slot_batch
 from updraft.cloud_engine.engine.kv.sizing import cache_spec
 from updraft.cloud_engine.engine.worker.cuda_graphs import (
     MAX_DRAFT_ROWS,
@@ -20,7 +21,8 @@ from updraft.cloud_engine.engine.worker.cuda_graphs import (
     smallest_size,
 )
 from updraft.cloud_engine.engine.worker.launched_step import UnreadInputs
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, ForwardBatch, Runner
+from updraft.cloud_engine.engine.worker.model_runner import ForwardBatch, Runner
+from updraft.kernels.attention.block_tables import BlockTables
 from updraft.kernels.attention.ops import TritonBackend
 from updraft.kernels.attention.ragged_batch import RaggedBatch
 from updraft.kernels.attention.types import QuerySpan
@@ -28,12 +30,12 @@ from updraft.kernels.attention.types import QuerySpan
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before triton is first imported
 
-LIMITS = st.builds(GraphLimits, st.integers(1, 600), st.integers(1, MAX_DRAFT_ROWS), st.just(4))
+LIMITS = st.builds(GraphLimits, st.integers(1, 600), st.integers(1, MAX_DRAFT_ROWS))
 
 
 def test_a_ladder() -> None:
-    assert graph_sizes(GraphLimits(6, 1, 4)) == [GraphSize(1, 1), GraphSize(2, 2), GraphSize(4, 4), GraphSize(6, 6)]
-    verified = [size for size in graph_sizes(GraphLimits(20, 40, 4)) if size.rows > size.sequences]
+    assert graph_sizes(GraphLimits(6, 1)) == [GraphSize(1, 1), GraphSize(2, 2), GraphSize(4, 4), GraphSize(6, 6)]
+    verified = [size for size in graph_sizes(GraphLimits(20, 40)) if size.rows > size.sequences]
     assert verified == [
         GraphSize(16, 1),
         GraphSize(16, 4),
@@ -67,7 +69,7 @@ def test_few_graphs_and_none_too_many_rows(limits: GraphLimits) -> None:
 
 @pytest.mark.parametrize(("rows", "sequences"), [(6, 4), (5, 5)])
 def test_oversized_batches_run_without_a_graph(rows: int, sequences: int) -> None:
-    assert smallest_size(graph_sizes(GraphLimits(4, 5, 4)), rows, sequences) is None
+    assert smallest_size(graph_sizes(GraphLimits(4, 5)), rows, sequences) is None
 
 
 TABLES = [[3, 1, 5], [2, 4, 0], [7, 6, 8]]
@@ -87,28 +89,28 @@ def test_captured_steps_are_those_of_the_model(target) -> None:
     pytest.importorskip("triton")
     backend = TritonBackend(cache_spec(target, 9, 16))
     runner = Runner(target, 9, 16, attention_backend="torch")
-    spans = [QuerySpan(start, len(tokens), table) for (start, tokens), table in zip(PROMPTS, TABLES, strict=True)]
-    runner.run([Chunk(tokens, start, table, 1) for (start, tokens), table in zip(PROMPTS, TABLES, strict=True)])
+    prompts = [Chunk(tokens, start, table, 1) for (start, tokens), table in zip(PROMPTS, TABLES, strict=True)]
+    compute(runner, prompts)
     with torch.inference_mode():
-        batch = RaggedBatch.of(spans, sum(span.length for span in spans), 16)
-        positions = torch.from_numpy(batch.positions())
-        target(torch.tensor([token for _, tokens in PROMPTS for token in tokens]), positions, backend.begin(batch))
-        graphs = StepGraphs(target, backend, GraphLimits(3, 12, 3), lambda compute: compute)
+        batch = batch_of(prompts, 16)
+        positions = torch.from_numpy(batch.sequences.positions())
+        target(batch.token_ids, positions, backend.begin(batch.sequences))
+        tables = BlockTables(3, 3)
+        graphs = StepGraphs(target, backend, GraphLimits(3, 12), tables, lambda compute: compute)
         for step in STEPS:
             chunks = [Chunk(tokens, start, TABLES[number], len(tokens)) for number, start, tokens in step]
-            spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in chunks]
-            batch = RaggedBatch.of(spans, sum(span.length for span in spans), 16)
-            given = graphs.run(batch, torch.tensor([token for chunk in chunks for token in chunk.token_ids]))
-            torch.testing.assert_close(given, expected := runner.run(chunks), rtol=1e-4, atol=1e-5)
+            token_ids = batch_of(chunks, 16).token_ids
+            batch = slot_batch(tables, [chunk.span for chunk in chunks], len(token_ids), 16)
+            given = graphs.run(batch, token_ids)
+            torch.testing.assert_close(given, expected := compute(runner, chunks), rtol=1e-4, atol=1e-5)
             # The same step, planned for the case that three drafts more are accepted than really are.
-            ahead = [3 * (chunk.start == spans[-1].start) for chunk in chunks]
-            planned = batch.earlier(-np.array(ahead))
-            token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids])
-            torch.testing.assert_close(
-                graphs.run(planned, token_ids, torch.tensor(ahead)), expected, rtol=1e-4, atol=1e-5
-            )
-        too_many = RaggedBatch.of([QuerySpan(24, 13, TABLES[0])], 13, 16)
+            ahead = [3 * (chunk.start == chunks[-1].start) for chunk in chunks]
+            given = graphs.run(batch.earlier(-np.array(ahead)), token_ids, torch.tensor(ahead))
+            torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
+        too_many = slot_batch(tables, [QuerySpan(24, 13, TABLES[0])], 13, 16)
         assert graphs.run(too_many, torch.arange(13)) is None
+        other_tables = RaggedBatch.of([QuerySpan(24, 1, TABLES[0])], 1, 16)
+        assert graphs.run(other_tables, torch.arange(1)) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="not interpreted")
@@ -121,18 +123,17 @@ def test_unread_tokens_and_positions_are_resolved_on_the_device(kind: str, targe
         runner._backend = TritonBackend(cache_spec(target, 9, 16))
     prompts = [Chunk(tokens, start, table, 1) for (start, tokens), table in zip(PROMPTS, TABLES, strict=True)]
     for each in (plain, runner):
-        each.run(prompts[:2])
+        compute(each, prompts[:2])
     true = [Chunk([1, 50, 51], 20, TABLES[0], 3), Chunk([2], 3, TABLES[1], 1), prompts[2]]
-    planned = [replace(true[0], token_ids=[0, 50, 51], start=30), replace(true[1], token_ids=[0]), prompts[2]]
+    planned = [true[0]._replace(token_ids=[0, 50, 51], start=30), true[1]._replace(token_ids=[0]), prompts[2]]
     unread = UnreadInputs([0, 1], torch.tensor([1, 2]), torch.tensor([10, 0]))
-    spans = [QuerySpan(chunk.start, len(chunk.token_ids), chunk.block_table) for chunk in planned]
-    token_ids = torch.tensor([token for chunk in planned for token in chunk.token_ids])
-    batch = ForwardBatch(RaggedBatch.of(spans, len(token_ids), 16), token_ids, np.array([0, 1, 2, 3, 19]))
-    torch.testing.assert_close(runner.compute(batch, unread), plain.run(true), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        runner.compute(batch_of(planned, 16), unread), compute(plain, true), rtol=1e-4, atol=1e-5
+    )
     decodes = RaggedBatch.of([QuerySpan(31, 1, TABLES[0]), QuerySpan(4, 1, TABLES[1])], 2, 16)
     unread = UnreadInputs([0], torch.tensor([4]), torch.tensor([8]))
     given = runner.compute(ForwardBatch(decodes, torch.tensor([0, 6])), unread)
-    expected = plain.run([Chunk([4], 23, TABLES[0], 1), Chunk([6], 4, TABLES[1], 1)])
+    expected = compute(plain, [Chunk([4], 23, TABLES[0], 1), Chunk([6], 4, TABLES[1], 1)])
     torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -160,11 +161,11 @@ def test_the_runner_takes_captured_steps_where_they_fit(target) -> None:
         [Chunk([1], 5, TABLES[0], 1), Chunk([2], 1, TABLES[1], 1)],
     ]
     for step in steps:
-        torch.testing.assert_close(runner.run(step), plain.run(step))
+        torch.testing.assert_close(compute(runner, step), compute(plain, step))
     assert replays == [2, 2]
     sequences = RaggedBatch.of([QuerySpan(6, 1, TABLES[0]), QuerySpan(2, 1, TABLES[1])], 2, 16)
     decodes = ForwardBatch(sequences, torch.tensor([8, 6]))
-    expected = plain.run([Chunk([8], 6, TABLES[0], 1), Chunk([6], 2, TABLES[1], 1)])
+    expected = compute(plain, [Chunk([8], 6, TABLES[0], 1), Chunk([6], 2, TABLES[1], 1)])
     torch.testing.assert_close(runner.compute(decodes), expected)
     assert replays == [2, 2, 2]
     with pytest.MonkeyPatch.context() as patched:

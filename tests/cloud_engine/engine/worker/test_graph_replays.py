@@ -19,12 +19,12 @@ class CountedGraphs(StepGraphs):
 
     def __init__(self, engine: Engine) -> None:
         runner: Runner = engine._worker.runner
-        limits = graph_limits(engine.context_length, engine.config)
+        limits = graph_limits(engine.config)
         assert limits is not None
         self._runner, self.captures, self.replayed = runner, 0, Counter[GraphSize]()
         self.without: list[tuple[int, int, int]] = []  # rows, sequences and longest span
         backend = TritonBackend(cache_spec(runner.model, engine._sizes.num_blocks, engine.config.block_size))
-        super().__init__(runner.model, backend, limits, self._record)
+        super().__init__(runner.model, backend, limits, runner.tables, self._record)
 
     def _record(self, _compute):
         self.captures += 1

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from updraft.cloud_engine.engine.worker import worker
-from updraft.cloud_engine.engine.worker.devices import HostCopy, to_device
 from updraft.cloud_engine.engine.worker.sampler import UnreadLogprobs
+from updraft.kernels.runtime.transfer import HostCopy, to_device
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_too_little_memory_for_the_largest_step_is_an_error(target, monkeypatch:
     def fail(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Runner, "run", fail)
+    monkeypatch.setattr(Runner, "compute_zeros", fail)
     with pytest.raises(ConfigurationError, match="for a step of 64 tokens: lower max_num_batched_tokens"):
         gpu_cache_bytes([target], CONFIG, ScriptedMemory(LOADED, WITH_RUNNER))
 
@@ -149,16 +149,15 @@ def test_the_largest_step_has_all_rows_and_logits(
     runner = Runner(target, 64, 16)
     batches = []
 
-    def noted(chunks, unread=None):
-        batches.append(chunks)
+    def noted(lengths, num_logits):
+        batches.append((lengths, num_logits))
         return torch.zeros(2, target.config.vocab_size)
 
-    monkeypatch.setattr(runner, "run", noted)
+    monkeypatch.setattr(runner, "compute_zeros", noted)
     largest_step(runner, EngineConfig(max_num_seqs=sequences, max_num_batched_tokens=tokens))
-    for chunks in batches:
-        lengths = [len(chunk.token_ids) for chunk in chunks]
+    for lengths, num_logits in batches:
         assert sum(lengths) == tokens and max(lengths) <= target.config.context_length
-        assert len(chunks) <= sequences or sequences == 1
-        least = min(tokens, sequences + MAX_DRAFT_TOKENS) * (1 - 1 / len(chunks))
-        assert sum(chunk.num_logits for chunk in chunks) >= least
+        assert len(lengths) <= sequences or sequences == 1
+        least = min(tokens, sequences + MAX_DRAFT_TOKENS) * (1 - 1 / len(lengths))
+        assert sum(min(length, num_logits) for length in lengths) >= least
     assert len(batches) == 2

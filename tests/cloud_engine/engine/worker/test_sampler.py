@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from updraft.cloud_engine.engine.worker.sampler import SamplingRow, log_probabilities, sample
+from plain_sampling import SamplingRow, sample
+from updraft.cloud_engine.engine.worker.sampler import log_probabilities
 from updraft.protocol.sampling import ResolvedParams
 from updraft.text.logit_edits import LogitEdits
 

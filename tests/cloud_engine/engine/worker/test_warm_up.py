@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from plain_sampling import SamplingRow, sampling_rows
 from updraft.cloud_engine.engine.worker import warm_up
 from updraft.cloud_engine.engine.worker.cuda_graphs import GraphLimits
 from updraft.cloud_engine.engine.worker.model_runner import Runner
-from updraft.cloud_engine.engine.worker.sampler import SamplingRow, SamplingRows, _flat, sampling_of
+from updraft.cloud_engine.engine.worker.sampler import _flat, sampling_of
 from updraft.cloud_engine.engine.worker.warm_up import make_ready, prompt_lengths, row_counts
 from updraft.kernels.attention.launch import AttentionShape, tile_rows
 from updraft.kernels.runtime.backend import kernel_cache
@@ -43,7 +45,7 @@ def test_rows_of_all_sizes_of_kernels(vocabulary: int, multiprocessors: int) -> 
 def test_columns_begin_where_a_kernel_expects_it() -> None:
     """For another alignment Triton would compile again, in the middle of a step."""
     sampling = [ResolvedParams(temperature=0.5, top_k=4, top_p=0.5, min_p=0.1, logit_bias=((1, 1.0),))] * 3
-    rows = SamplingRows.of([SamplingRow(7, 3, params, LogitEditor(params, (), ()).edits()) for params in sampling])
+    rows = sampling_rows([SamplingRow(7, 3, params, LogitEditor(params, (), ()).edits()) for params in sampling])
     aligned = sampling_of(rows, 64, torch.device("cpu"))
     assert aligned.truncation is not None
     cut = aligned.truncation
@@ -57,8 +59,8 @@ def test_columns_begin_where_a_kernel_expects_it() -> None:
 
 def test_nothing_is_launched_on_a_cpu(target, monkeypatch) -> None:
     runner = Runner(target, 8, 16)
-    monkeypatch.setattr(runner, "run", None)
-    make_ready(runner, GraphLimits(1, 1, 1), 64)
+    monkeypatch.setattr(runner, "compute_zeros", None)
+    make_ready(runner, GraphLimits(1, 1), 64)
 
 
 def test_passes_and_samples(target, monkeypatch, tmp_path: Path, caplog) -> None:
@@ -66,31 +68,32 @@ def test_passes_and_samples(target, monkeypatch, tmp_path: Path, caplog) -> None
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     runner = Runner(target, 4, 16)
     passes: list[int] = []
-    run, sampled, log_probabilities, captured = runner.run, warm_up.sample, warm_up.log_probabilities, []
+    run, sampled, log_probabilities, captured = runner.compute_zeros, warm_up.sample, warm_up.log_probabilities, []
 
-    def counted(chunks):
-        passes.extend(len(chunk.token_ids) for chunk in chunks)
+    def counted(lengths, num_logits):
+        passes.extend(lengths)
         (tmp_path / f"kernel{len(passes)}").mkdir()
-        return run(chunks)
+        return run(lengths, num_logits)
 
     rows, reported = [], []
-    monkeypatch.setattr(runner, "run", counted)
+    monkeypatch.setattr(runner, "compute_zeros", counted)
     monkeypatch.setattr(runner, "capture", captured.append)
     monkeypatch.setattr(
-        warm_up, "sample", lambda logits, arguments: rows.extend(arguments) or sampled(logits, arguments)
+        warm_up, "sample", lambda logits, arguments: rows.append(arguments) or sampled(logits, arguments)
     )
     monkeypatch.setattr(
         warm_up, "log_probabilities", lambda *arguments: reported.append(arguments[2]) or log_probabilities(*arguments)
     )
     with caplog.at_level(logging.INFO):
-        make_ready(runner, limits := GraphLimits(2, 1, 4), 512)
+        make_ready(runner, limits := GraphLimits(2, 1), 512)
     assert passes == [1, 2, 4, 8, 16, 32, 64]  # as long as there are blocks
     assert captured == [limits]
     assert reported == [0, 20]
     assert "7 kernels compiled" in caplog.text and str(tmp_path) in caplog.text
     ways = {
-        (row.params.top_k > 0, row.params.top_p < 1, row.params.min_p > 0, row.mask is not None, row.edits is not None)
-        for row in rows
+        (top_k > 0, top_p < 1, min_p > 0, bool(alike.masks), bool(alike.edits))
+        for alike in rows
+        for top_k, top_p, min_p in zip(alike.options[2], *alike.options[3:5].view(np.float64), strict=True)
     }
     assert len(ways) == 11 and any(edited for *_, edited in ways) and {way[3] for way in ways} == {True, False}
 

@@ -15,8 +15,9 @@ pytest.importorskip("gguf", reason="needs the [cloud] extra")
 
 from decoder_reference import LONG_ONLY, expected_logprobs, random_tokens, reference_model
 from decoder_reference import SHAPES as ALL_SHAPES
+from forward_chunks import Chunk, compute
 from gguf_writer import write_gguf
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.models.loading.gguf_file import GgufFile, gguf_vocabulary
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.protocol.errors import ModelLoadError
@@ -44,7 +45,7 @@ TABLE = [3, 1, 4, 0, 5, 2]
 
 
 def ours(path: Path, tokens: list[int]) -> torch.Tensor:
-    return Runner(load_model(path), 6, 16).run([Chunk(tokens, 0, TABLE, len(tokens))]).log_softmax(-1)
+    return compute(Runner(load_model(path), 6, 16), [Chunk(tokens, 0, TABLE, len(tokens))]).log_softmax(-1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -17,13 +17,14 @@ from tokenizers import models, trainers
 pytest.importorskip("gguf", reason="needs the [cloud] extra")
 llama_cpp: Any = pytest.importorskip("llama_cpp", reason="needs the [edge] extra")
 
+from forward_chunks import Chunk, compute
 from gguf_edit import edited
 from gguf_fuzz import Value
 from real_model import SMOLLM2, needs_smollm2
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.types.request import GenerationRequest
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.models.loading import gguf_tokenizer
 from updraft.cloud_engine.models.loading.gguf_tokenizer import load_tokenizer
 from updraft.cloud_engine.models.loading.loader import load_model
@@ -153,7 +154,7 @@ def test_an_incomplete_tokenizer_is_refused_by_name(tmp_path: Path, name: str) -
 def test_a_real_model_has_the_log_probabilities_of_llama_cpp() -> None:
     """On average: llama.cpp also rounds activations, to eight bits."""
     ids = load_tokenizer(SMOLLM2).encode(Path(__file__).read_text(encoding="utf-8"))[:240]
-    ours = Runner(load_model(SMOLLM2), 15, 16).run([Chunk(ids, 0, list(range(15)), len(ids))])
+    ours = compute(Runner(load_model(SMOLLM2), 15, 16), [Chunk(ids, 0, list(range(15)), len(ids))])
     theirs = llama_cpp.Llama(str(SMOLLM2), n_ctx=256, logits_all=True, verbose=False, n_threads=2)
     theirs.eval(ids)
     following = torch.tensor(ids[1:])[:, None]
