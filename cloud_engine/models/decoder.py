@@ -11,6 +11,7 @@ from torch.nn import functional
 from ...kernels.attention.types import Attention
 from ...kernels.kv_cache.types import Rotation
 from ...protocol.errors import ConfigurationError
+from .causal_model import CausalModel
 from .config import ModelConfig
 from .layers import GatedMLP, GroupedQueryAttention, Linear, NoNorm, RMSNorm, TokenEmbedding, norm
 from .rope import Rotary
@@ -38,13 +39,14 @@ class DecoderLayer(nn.Module):
         return self.mlp_out_norm(self.mlp(self.mlp_norm.add(attended, residual)))
 
 
-class Decoder(nn.Module):
-    """A decoder-only language model, or one rank's part of it. Only `attention` knows the sequence of each row.
+class Decoder(CausalModel):
+    """The decoder of a native family, or one rank's part of it.
 
     `embed_tokens` is missing after the first stage, unless the head has the same weights; `norm` and `lm_head` are
     missing before the last stage.
     """
 
+    config: ModelConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # never replaced
     embed_tokens: TokenEmbedding
     norm: RMSNorm
     lm_head: Linear
@@ -102,17 +104,7 @@ class Decoder(nn.Module):
         return f"layers.{int(index) + self._own.start}.{rest}"
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights."""
-        return self._weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._weight.device
-
-    @property
     def _weight(self) -> Tensor:
-        """A weight that every stage has, and that is never packed."""
         return self.get_parameter(f"layers.0.{'input_norm' if self.config.pre_norms else 'attention_out_norm'}.weight")
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -124,16 +116,6 @@ class Decoder(nn.Module):
         """Return the model's two rotations (`ModelConfig.rotation`), which are equal if it has only one."""
         plain = self._rotary(positions)
         return plain, plain if self._second_rotary is None else self._second_rotary(positions)
-
-    @property
-    def num_heads(self) -> int:
-        """Number of this rank's query heads."""
-        return len(self.group.share(self.config.num_heads))
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Number of this rank's KV heads."""
-        return len(self.group.share(self.config.num_kv_heads))
 
     @property
     def embedding_scale(self) -> float:

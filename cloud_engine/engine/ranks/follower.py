@@ -18,7 +18,7 @@ import zmq
 from ....kernels.runtime.host_memory import keep_freed_memory
 from ....protocol.errors import ConfigurationError
 from ....protocol.telemetry.logs import log_to_stderr
-from ...models.decoder import Decoder
+from ...models.causal_model import CausalModel
 from ..config import EngineConfig
 from ..rank_messages import (
     Capture,
@@ -50,7 +50,7 @@ from .store import RankStore, begin_beats
 class Follower:
     """A rank's part of the model, with its runner and worker. `follow` does what a message of rank 0 says."""
 
-    def __init__(self, model: Decoder, config: EngineConfig) -> None:
+    def __init__(self, model: CausalModel, config: EngineConfig) -> None:
         self._model = model
         self._config = config
         self._runner: Runner | None = None

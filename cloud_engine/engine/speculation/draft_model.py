@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from ....kernels.attention.types import QuerySpan
 from ....protocol.errors import ConfigurationError
-from ...models.config import ModelConfig
-from ...models.decoder import Decoder
+from ...models.causal_model import CausalModel
+from ...models.config import CausalConfig
 from ..config import EngineConfig
 from ..worker.devices import HostCopy, to_device
 from ..worker.model_runner import Chunk, Runner, graph_limits
@@ -39,7 +39,7 @@ class DraftModel(Drafter):
     name = "draft"
     takes_passes = True
 
-    def __init__(self, draft: Decoder, target: ModelConfig, sizes: KVCacheSize, config: EngineConfig) -> None:
+    def __init__(self, draft: CausalModel, target: CausalConfig, sizes: KVCacheSize, config: EngineConfig) -> None:
         """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have another size."""
         self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
         # After full acceptance, the draft model lacks two tokens of each sequence.

@@ -23,7 +23,7 @@ from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.private_files import write_private
 from ....protocol.settings import state_folder
-from ...models.decoder import Decoder
+from ...models.causal_model import CausalModel
 from ..config import EngineConfig
 from .model_runner import Runner, graph_limits
 from .warm_up import largest_step, longest_chunk
@@ -98,7 +98,7 @@ class MemoryProfile(msgspec.Struct, frozen=True):
 prepare_types(MemoryProfile)
 
 
-def gpu_cache_bytes(models: Sequence[Decoder], config: EngineConfig, memory: DeviceMemory | None = None) -> int | None:
+def gpu_cache_bytes(models: Sequence[CausalModel], config: EngineConfig, memory: DeviceMemory | None = None) -> int | None:
     """Return the bytes for the KV cache of `models` on their GPU; None on a CPU and for a configured number of blocks.
 
     Call this after the weights are loaded, and before any other use of the device. `memory` is the models' device.
@@ -126,7 +126,7 @@ def gpu_cache_bytes(models: Sequence[Decoder], config: EngineConfig, memory: Dev
     return max(0, available)
 
 
-def _measured(model: Decoder, config: EngineConfig, memory: DeviceMemory) -> MemoryProfile:
+def _measured(model: CausalModel, config: EngineConfig, memory: DeviceMemory) -> MemoryProfile:
     """Measure with a KV cache that is just large enough for the largest step."""
     blocks = -(-longest_chunk(model, config) // config.block_size)
     runner = Runner(model, blocks, config.block_size, attention_backend=config.attention_backend)
@@ -157,7 +157,7 @@ def measured_profile(memory: DeviceMemory, compute: Callable[[], None], capture:
     return MemoryProfile(max(1, step), max(0, without_graphs.free - memory.figures().free))
 
 
-def _key(models: Sequence[Decoder], config: EngineConfig, device: str) -> str:
+def _key(models: Sequence[CausalModel], config: EngineConfig, device: str) -> str:
     layouts = [
         (model.config, [(name, tuple(each.shape), each.dtype) for name, each in model.state_dict().items()])
         for model in models

@@ -24,6 +24,7 @@ from ....kernels.runtime.backend import AttentionChoice, BackendName
 from ....kernels.runtime.native_library import load
 from ....kernels.sampling.ops import sample as sample_rows
 from ....kernels.sampling.types import Sampling
+from ...models.causal_model import CausalModel
 from ...models.compile import CompiledDecoder, compile_decoder
 from ...models.decoder import Decoder
 from ..config import EngineConfig
@@ -70,7 +71,7 @@ class Runner:
 
     def __init__(
         self,
-        model: Decoder,
+        model: CausalModel,
         num_blocks: int,
         block_size: int,
         *,
@@ -94,7 +95,8 @@ class Runner:
         _LOG.info("attention: %s (%s)", self._backend.name, why)
         if self._device.type == "cpu":
             load()  # compile the C kernels of norms and gates now, so that the first step need not wait
-            self._compiled = compile_decoder(model) if self._backend.name == "native" else None
+            if isinstance(model, Decoder) and self._backend.name == "native":
+                self._compiled = compile_decoder(model)
             _LOG.info("layers: %s", "one C call for all" if self._compiled else "one kernel call per operation")
 
     @property
@@ -107,10 +109,10 @@ class Runner:
         return self._backend.name
 
     def capture(self, limits: GraphLimits) -> None:
-        """Capture steps without prompts as CUDA graphs if the attention backend is Triton. Takes seconds."""
+        """Capture steps without prompts as CUDA graphs, if the attention backend is Triton and the family native."""
         self.model.group.tell(Capture(limits.sequences, limits.draft_rows, limits.blocks))
         self._graph_limits = limits
-        if isinstance(self._backend, TritonBackend):
+        if isinstance(self._backend, TritonBackend) and isinstance(self.model, Decoder):
             self._graphs = StepGraphs(self.model, self._backend, limits, CudaRecorder())
 
     def release(self) -> None:

@@ -19,7 +19,7 @@ from ....kernels.runtime.numeric import next_power_of_2
 from ....kernels.sampling.launch import split_row
 from ....protocol.sampling import ResolvedParams
 from ....text.logit_edits import LogitEditor
-from ...models.decoder import Decoder
+from ...models.causal_model import CausalModel
 from ..config import MAX_DRAFT_TOKENS, EngineConfig
 from .cuda_graphs import GraphLimits
 from .model_runner import Chunk, Runner
@@ -73,7 +73,7 @@ def largest_step(runner: Runner, config: EngineConfig) -> None:
     del unread
 
 
-def longest_chunk(model: Decoder, config: EngineConfig) -> int:
+def longest_chunk(model: CausalModel, config: EngineConfig) -> int:
     """Return the tokens per sequence of the largest step, which has as many sequences as possible."""
     return min(-(-config.max_num_batched_tokens // config.max_num_seqs), model.config.context_length)
 
