@@ -104,7 +104,7 @@ class Engine:
             sizes.num_blocks,
             config.block_size,
             batch_invariant=config.batch_invariant,
-            attention_backend=config.attention_backend,
+            cache=config.cache,
         )
         self._runners = [runner]
         make_ready(runner, graph_limits(sizes.context_length, config), config.max_num_batched_tokens)

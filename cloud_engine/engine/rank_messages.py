@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ...kernels.runtime.backend import AttentionChoice
 from ...protocol.decoding import prepare_types
-from .config import EngineConfig
+from .config import CacheOptions, EngineConfig
 from .step import StepPlan, StepSampling
 
 
@@ -27,7 +26,7 @@ class NewRunner(msgspec.Struct, tag=True, frozen=True):
     """Create a runner with an empty KV cache, in place of the last one."""
 
     num_blocks: int
-    attention_backend: AttentionChoice
+    cache: CacheOptions
 
 
 class NewWorker(msgspec.Struct, tag=True, frozen=True):

@@ -13,8 +13,11 @@ from .sharding import ALONE, ModelGroup
 class CausalModel(nn.Module):
     """A causal language model, or one rank's part of it. Only `attention` knows the sequence of each row."""
 
-    config: CausalConfig
     group: ModelGroup = ALONE
+
+    @property
+    def config(self) -> CausalConfig:
+        raise NotImplementedError
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Return final hidden states, (tokens, hidden_size). Inputs are (tokens,) int64."""

@@ -46,7 +46,6 @@ class Decoder(CausalModel):
     missing before the last stage.
     """
 
-    config: ModelConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # never replaced
     embed_tokens: TokenEmbedding
     norm: RMSNorm
     lm_head: Linear
@@ -59,7 +58,7 @@ class Decoder(CausalModel):
         if config.whole_qk_norm and group.size > 1:
             fault = f"tensor_parallel: the query and key norms of {config.architecture} extend over all heads."
             raise ConfigurationError(fault, param="tensor_parallel")
-        self.config = config
+        self._config = config
         self.group = group
         tokens = Shard(0, (config.vocab_size,), group=group)
         is_tied = config.tie_word_embeddings and group.is_last
@@ -74,6 +73,10 @@ class Decoder(CausalModel):
         self._second_rotary = None if config.second_rotary is None else Rotary(config.second_rotary)
         if is_tied:
             self.lm_head.weight = self.embed_tokens.weight
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Return final hidden states after the norm, (tokens, hidden_size). Inputs are (tokens,) int64.

@@ -47,7 +47,11 @@ class TransformersModel(CausalModel):
         probe = _Probe()
         hidden = self._hidden(torch.zeros(_PROBED_TOKENS, dtype=torch.int64), torch.arange(_PROBED_TOKENS), probe)
         self._layers = probe.layers
-        self.config = _config(causal.config.get_text_config(), architecture, probe, self.logits(hidden).shape[1])
+        self._config = _config(causal.config.get_text_config(), architecture, probe, self.logits(hidden).shape[1])
+
+    @property
+    def config(self) -> CausalConfig:
+        return self._config
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Implement `CausalModel.forward`."""
@@ -132,7 +136,7 @@ def load_transformers_model(folder: Path, architecture: str, dtype: torch.dtype 
         ) from error
     transformers.AttentionInterface.register(_NAME, attention_function)
     try:
-        causal, report = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype or "auto",
             attn_implementation=_NAME,
@@ -143,6 +147,7 @@ def load_transformers_model(folder: Path, architecture: str, dtype: torch.dtype 
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelLoadError(f"{folder}: transformers cannot load {architecture}: {error}") from error
+    causal, report = loaded
     for what in ("missing", "unexpected", "mismatched"):
         if names := [str(each) for each in report[f"{what}_keys"]]:
             raise ModelLoadError(f"{folder}: {what} tensors: {', '.join(sorted(names)[:5])}.")
@@ -229,19 +234,20 @@ class _Final:
 
 
 class _Rows(nn.Module):
-    """A layer that is packed later for rows: flattens transformers' batch dimension."""
+    """A linear layer or embedding that is packed later, and then takes rows without a batch dimension."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Linear | nn.Embedding) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer: nn.Module = layer
+        self._row_dims = int(isinstance(layer, nn.Linear))
 
     @property
     def weight(self) -> Tensor:
         return cast("Tensor", self.layer.weight)
 
     def forward(self, rows: Tensor) -> Tensor:
-        batch, *rest = rows.shape
-        return self.layer(rows.flatten(0, 1)).unflatten(0, (batch, rest[0]))
+        leading = rows.shape[: rows.dim() - self._row_dims]
+        return self.layer(rows.reshape(leading.numel(), *rows.shape[len(leading) :])).unflatten(0, leading)
 
 
 def _separate_packable(causal: nn.Module) -> None:
@@ -251,9 +257,8 @@ def _separate_packable(causal: nn.Module) -> None:
     such an embedding by a lookup in the head.
     """
     places = [(parent, *child) for parent in causal.modules() for child in parent.named_children()]
-    special = [
-        child.weight.data_ptr() for _, _, child in places if isinstance(child, nn.Embedding) and type(child) is not nn.Embedding
-    ]
+    embeddings = [child for _, _, child in places if isinstance(child, nn.Embedding)]
+    special = {child.weight.data_ptr() for child in embeddings if type(child) is not nn.Embedding}
     for parent, name, child in places:
         if type(child) is nn.Linear and child.weight.data_ptr() in special:
             child.weight = nn.Parameter(child.weight.detach().clone(), requires_grad=False)

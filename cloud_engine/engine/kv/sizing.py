@@ -6,7 +6,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ....kernels.attention.types import CacheSpec
+from ....kernels.runtime.backend import KVCacheDtype
 from ....protocol.errors import ConfigurationError
 from ...models.causal_model import CausalModel
 from ..config import EngineConfig
@@ -67,7 +70,7 @@ def _window(models: Sequence[CausalModel], config: EngineConfig) -> Window | Non
 
 
 def _bytes_of_block(models: Sequence[CausalModel], config: EngineConfig) -> int:
-    return sum(block_bytes(model, config.block_size) for model in models)
+    return sum(block_bytes(model, config.block_size, config.kv_cache_dtype) for model in models)
 
 
 def _fitting_blocks(models: Sequence[CausalModel], config: EngineConfig, available: int | None) -> int:
@@ -82,7 +85,7 @@ def _fitting_blocks(models: Sequence[CausalModel], config: EngineConfig, availab
     return blocks
 
 
-def cache_spec(model: CausalModel, num_blocks: int, block_size: int) -> CacheSpec:
+def cache_spec(model: CausalModel, num_blocks: int, block_size: int, dtype: KVCacheDtype = "auto") -> CacheSpec:
     config = model.config
     return CacheSpec(
         model.num_own_layers,
@@ -91,15 +94,19 @@ def cache_spec(model: CausalModel, num_blocks: int, block_size: int) -> CacheSpe
         model.num_heads,
         model.num_kv_heads,
         config.head_dim,
-        model.dtype,
+        _cache_dtype(model, dtype),
         model.device,
         config.windowed,
     )
 
 
-def block_bytes(model: CausalModel, block_size: int) -> int:
+def block_bytes(model: CausalModel, block_size: int, dtype: KVCacheDtype = "auto") -> int:
     """Return the bytes of one KV block over all layers."""
     config = model.config
     most_layers = -(-config.num_layers // model.group.num_stages)
     elements = most_layers * 2 * block_size * model.num_kv_heads * config.head_dim
-    return elements * model.dtype.itemsize
+    return elements * _cache_dtype(model, dtype).itemsize
+
+
+def _cache_dtype(model: CausalModel, dtype: KVCacheDtype) -> torch.dtype:
+    return torch.float8_e4m3fn if dtype == "fp8" else model.dtype

@@ -72,9 +72,9 @@ class Follower:
                 )
             case Capture(sequences, draft_rows, blocks):
                 self.runner.capture(GraphLimits(sequences, draft_rows, blocks))
-            case NewRunner(num_blocks, backend):
+            case NewRunner(num_blocks, cache):
                 self._runner = None  # free its KV cache first
-                self._runner = Runner(self._model, num_blocks, self._config.block_size, attention_backend=backend)
+                self._runner = Runner(self._model, num_blocks, self._config.block_size, cache=cache)
             case NewWorker(context_length):
                 sizes = self._config.max_num_seqs, context_length, self._config.block_size
                 self._worker = Worker(self.runner, _propose_nothing, partial(Slots, *sizes), self._model.group)

@@ -41,7 +41,7 @@ class DraftModel(Drafter):
 
     def __init__(self, draft: CausalModel, target: CausalConfig, sizes: KVCacheSize, config: EngineConfig) -> None:
         """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have another size."""
-        self._runner = Runner(draft, sizes.num_blocks, config.block_size, attention_backend=config.attention_backend)
+        self._runner = Runner(draft, sizes.num_blocks, config.block_size, cache=config.cache)
         # After full acceptance, the draft model lacks two tokens of each sequence.
         limits = graph_limits(sizes.context_length, config, 2 * config.max_num_seqs)
         make_ready(self._runner, limits, config.max_num_batched_tokens)

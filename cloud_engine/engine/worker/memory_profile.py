@@ -98,7 +98,9 @@ class MemoryProfile(msgspec.Struct, frozen=True):
 prepare_types(MemoryProfile)
 
 
-def gpu_cache_bytes(models: Sequence[CausalModel], config: EngineConfig, memory: DeviceMemory | None = None) -> int | None:
+def gpu_cache_bytes(
+    models: Sequence[CausalModel], config: EngineConfig, memory: DeviceMemory | None = None
+) -> int | None:
     """Return the bytes for the KV cache of `models` on their GPU; None on a CPU and for a configured number of blocks.
 
     Call this after the weights are loaded, and before any other use of the device. `memory` is the models' device.
@@ -129,7 +131,7 @@ def gpu_cache_bytes(models: Sequence[CausalModel], config: EngineConfig, memory:
 def _measured(model: CausalModel, config: EngineConfig, memory: DeviceMemory) -> MemoryProfile:
     """Measure with a KV cache that is just large enough for the largest step."""
     blocks = -(-longest_chunk(model, config) // config.block_size)
-    runner = Runner(model, blocks, config.block_size, attention_backend=config.attention_backend)
+    runner = Runner(model, blocks, config.block_size, cache=config.cache)
     limits = graph_limits(config.max_model_len or model.config.context_length, config)
     try:
         return measured_profile(
@@ -164,7 +166,7 @@ def _key(models: Sequence[CausalModel], config: EngineConfig, device: str) -> st
     ]
     limits = (config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size)
     versions = (__version__, torch.__version__, _triton_version())
-    key = (layouts, limits, config.enforce_eager, config.attention_backend, device, versions)
+    key = (layouts, limits, config.enforce_eager, config.cache, device, versions)
     return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
 
 

@@ -20,14 +20,14 @@ from ....kernels.attention.ops import TritonBackend, choose_backend
 from ....kernels.attention.ragged_batch import BlockNumbers, Ints, Passes, RaggedBatch
 from ....kernels.attention.types import QuerySpan
 from ....kernels.linear.ops import least_rows, pack_linears
-from ....kernels.runtime.backend import AttentionChoice, BackendName
+from ....kernels.runtime.backend import BackendName
 from ....kernels.runtime.native_library import load
 from ....kernels.sampling.ops import sample as sample_rows
 from ....kernels.sampling.types import Sampling
 from ...models.causal_model import CausalModel
 from ...models.compile import CompiledDecoder, compile_decoder
 from ...models.decoder import Decoder
-from ..config import EngineConfig
+from ..config import CacheOptions, EngineConfig
 from ..kv.sizing import cache_spec
 from ..rank_messages import Capture, NewRunner, Release, Restore, RunChunk, RunChunks
 from .cuda_graphs import MAX_DRAFT_ROWS, CudaRecorder, GraphLimits, StepGraphs
@@ -76,18 +76,19 @@ class Runner:
         block_size: int,
         *,
         batch_invariant: bool = False,
-        attention_backend: AttentionChoice = "auto",
+        cache: CacheOptions | None = None,
     ) -> None:
         """Set up. Raises ConfigurationError if the backend does not support the model or `batch_invariant`."""
-        model.group.tell(NewRunner(num_blocks, attention_backend))
+        cache = cache or CacheOptions()
+        model.group.tell(NewRunner(num_blocks, cache))
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
         self._least_rows = least_rows(model)
         self.block_size = block_size
         self._device = model.device
         self._is_asynchronous = self._device.type == "cuda"
-        spec = cache_spec(model, num_blocks, block_size)
-        self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
+        spec = cache_spec(model, num_blocks, block_size, cache.dtype)
+        self._backend, why = choose_backend(spec, cache.attention_backend, batch_invariant=batch_invariant)
         self._graphs: StepGraphs | None = None
         self._graph_limits: GraphLimits | None = None
         self._released = self._backend.cache.shape  # shape of the KV cache, which is empty while released

@@ -47,9 +47,7 @@ def load_any_model(
             ranks = group.size * group.num_stages
             check_options(architecture(fields), ranks=ranks, is_quantized=is_quantized)
             return load_transformers_model(path, architecture(fields), dtype, device)
-    return load_model(
-        path, dtype=dtype, device=device, progress=progress, group=group, quantization=quantization
-    )
+    return load_model(path, dtype=dtype, device=device, progress=progress, group=group, quantization=quantization)
 
 
 def load_model(

@@ -1,4 +1,4 @@
-"""Architectures that transformers computes, over this engine's paged attention: the same answers as transformers alone."""
+"""Architectures that transformers computes over this engine's paged attention: the same as transformers alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "Cohere2": {"num_key_value_heads": 2, "sliding_window": 18, "head_dim": 16},
     "Ernie4_5": {"num_key_value_heads": 2, "head_dim": 16},
     "Exaone4": {"num_key_value_heads": 2, "sliding_window": 18, "sliding_window_pattern": 2, "head_dim": 16},
-    "Dots1": {"num_key_value_heads": 2, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "Dots1": {
+        "num_key_value_heads": 2,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+    },
     "GPT2": {},
     "Gemma": {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True},
     "GPTNeoX": {"use_parallel_residual": True, "rotary_pct": 0.5},
@@ -51,6 +57,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "SeedOss": {"num_key_value_heads": 2, "head_dim": 16},
     "Starcoder2": {"num_key_value_heads": 2, "sliding_window": 18},
 }
+
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 
 
 def _written(folder: Path, architecture: str, **overrides: Any) -> Any:
@@ -107,8 +115,12 @@ def test_the_engine_serves_it_with_drafts_shared_prompts_and_preemption(tmp_path
     [
         ("Gemma2", {"num_key_value_heads": 2, "head_dim": 16}, "options that are not supported: softcap"),
         ("Mamba", {}, "cannot be replaced|other state"),
-        ("Glm", {"head_dim": 16, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "kind dynamic"),
-        ("Nemotron", {}, "does not hand options on"),
+        (
+            "Glm",
+            {"head_dim": 16, "rope_parameters": DYNAMIC},
+            "kind dynamic",
+        ),
+        ("Nemotron", {"num_key_value_heads": 2}, "does not hand options on"),
         ("Bloom", {}, "cannot be replaced|transformers cannot load"),
     ],
 )
