@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from decoder_reference import SHAPES, expected_logprobs, random_tokens, reference_model
-from torch import Tensor
-from torch.nn import functional
+from rounded_attention import with_rounded_cache
 from updraft.cloud_engine.engine.config import CacheOptions, EngineConfig
 from updraft.cloud_engine.engine.engine import Engine
 from updraft.cloud_engine.engine.kv.sizing import block_bytes
@@ -20,24 +18,6 @@ from updraft.cloud_engine.engine.worker.served_model import DraftWeights, Served
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.protocol.errors import ConfigurationError
 
-FP8 = torch.float8_e4m3fn
-
-
-def rounded_attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: None, *, scaling: float, **options: Any
-) -> tuple[Tensor, None]:
-    del mask
-    key, value = (each.to(FP8).float().repeat_interleave(module.num_key_value_groups, 1) for each in (key, value))
-    distance = torch.arange(query.shape[2])[:, None] - torch.arange(query.shape[2])
-    seen = (distance >= 0) & (distance < (options.get("sliding_window") or query.shape[2]))
-    return functional.scaled_dot_product_attention(query, key, value, seen, scale=scaling).transpose(1, 2), None
-
-
-def rounded(reference: Any) -> Any:
-    transformers.AttentionInterface.register("rounded", rounded_attention)
-    reference.set_attn_implementation("rounded")
-    return reference
-
 
 @pytest.mark.parametrize("shape", ["llama-gqa-tied", "mistral-window", "qwen3", "gemma3-scaled"])
 def test_logits_are_those_of_rounded_keys_and_values(tmp_path: Path, shape: str) -> None:
@@ -45,7 +25,7 @@ def test_logits_are_those_of_rounded_keys_and_values(tmp_path: Path, shape: str)
     reference = reference_model(architecture, **options)
     reference.save_pretrained(tmp_path)
     tokens, table = random_tokens(60), [3, 1, 4, 0]
-    exact, expected = expected_logprobs(reference, tokens), expected_logprobs(rounded(reference), tokens)
+    exact, expected = expected_logprobs(reference, tokens), expected_logprobs(with_rounded_cache(reference), tokens)
     runner = Runner(load_model(tmp_path), 5, 16, cache=CacheOptions(dtype="fp8"))
     prompt = runner.run([Chunk(tokens[:40], 0, table, 40)])
     logits = torch.cat((prompt, *(runner.run([Chunk([tokens[at]], at, table, 1)]) for at in range(40, 60))))
