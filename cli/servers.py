@@ -156,7 +156,7 @@ class EngineFlags(options.BatchLimits):
     device: Annotated[str, typer.Option(envvar="UPDRAFT_DEVICE", help="Device: cpu, cuda or cuda:NUMBER.")] = "cpu"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option(help="Type of weights and KV cache; auto is the checkpoint's on a GPU, and float32 on a CPU."),
+        typer.Option(help="Type of weights; auto is the checkpoint's on a GPU, and float32 on a CPU."),
     ] = "auto"
     quantization: Annotated[
         Literal["fp8", "int8", "int4"] | None,
@@ -190,6 +190,9 @@ class EngineFlags(options.BatchLimits):
     master_port: Annotated[
         int, typer.Option("--master-port", min=1, max=65534, help="Port of machine 0; the next one is used, too.")
     ] = 29500
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8"], typer.Option("--kv-cache-dtype", help="KV cache in the weights' data type, or in FP8.")
+    ] = "auto"
     attention_backend: Annotated[
         Literal["auto", "torch", "native", "triton"],
         typer.Option(help="Attention kernels: plain torch, C (native, on a CPU), or Triton (on a GPU)."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from ...kernels.runtime.backend import AttentionChoice, Quantization
+from ...kernels.runtime.backend import AttentionChoice, KVCacheDtype, Quantization
 from ...protocol.errors import ConfigurationError
 
 SchedulingPolicy = Literal["fcfs", "priority", "shortest-prefill", "fair"]
@@ -26,7 +26,16 @@ _CHOICES = (
     ("attention_backend", get_args(AttentionChoice)),
     ("dtype", get_args(WeightsDtype)),
     ("quantization", get_args(Quantization)),
+    ("kv_cache_dtype", get_args(KVCacheDtype)),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """How keys and values are stored and read (see `EngineConfig`)."""
+
+    attention_backend: AttentionChoice = "auto"
+    dtype: KVCacheDtype = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +72,12 @@ class EngineConfig:
     enable_prefix_caching: bool = True
     # "cpu", "cuda" or "cuda:N".
     device: str = "cpu"
-    # Data type of weights and KV cache. "auto": the checkpoint's on a GPU, float32 on a CPU.
+    # Data type of weights and activations. "auto": the checkpoint's on a GPU, float32 on a CPU.
     dtype: WeightsDtype = "auto"
     # Format in which plain linear layers are quantized while the model is loaded. None: as in the checkpoint.
     quantization: Quantization | None = None
+    # Data type of the KV cache: that of the weights ("auto"), or FP8 (E4M3), with half the bytes of bfloat16.
+    kv_cache_dtype: KVCacheDtype = "auto"
     # Torch threads. None: torch's default.
     threads: int | None = None
     # Keep tokens and log-probabilities bit-identical whatever else is in the batch. CPU only, and slower.
@@ -122,6 +133,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and not 1 <= value <= _MAX_INT32:
                 raise ConfigurationError(f"{name} must be 1 to {_MAX_INT32} or left out, got {value}.", param=name)
+
+    @property
+    def cache(self) -> CacheOptions:
+        return CacheOptions(self.attention_backend, self.kv_cache_dtype)
 
     @property
     def num_ranks(self) -> int:

@@ -106,7 +106,7 @@ class Engine:
             config.block_size,
             tables=tables,
             batch_invariant=config.batch_invariant,
-            attention_backend=config.attention_backend,
+            cache=config.cache,
         )
         self._runners = [runner]
         make_ready(runner, graph_limits(config), config.max_num_batched_tokens)

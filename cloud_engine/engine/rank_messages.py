@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ...kernels.runtime.backend import AttentionChoice
 from ...protocol.decoding import prepare_types
-from .config import EngineConfig
+from .config import CacheOptions, EngineConfig
 from .step import StepPlan, StepSampling
 
 
@@ -30,7 +29,7 @@ class NewRunner(msgspec.Struct, tag=True, frozen=True):
     # Slots of the worker, and blocks of each.
     num_slots: int
     blocks_per_slot: int
-    attention_backend: AttentionChoice
+    cache: CacheOptions
 
 
 class Capture(msgspec.Struct, tag=True, frozen=True):

@@ -11,6 +11,7 @@ from torch.nn import functional
 from ...kernels.attention.types import Attention
 from ...kernels.kv_cache.types import Rotation
 from ...protocol.errors import ConfigurationError
+from .causal_model import CausalModel
 from .config import ModelConfig
 from .layers import GatedMLP, GroupedQueryAttention, Linear, NoNorm, RMSNorm, TokenEmbedding, norm
 from .rope import Rotary
@@ -38,8 +39,8 @@ class DecoderLayer(nn.Module):
         return self.mlp_out_norm(self.mlp(self.mlp_norm.add(attended, residual)))
 
 
-class Decoder(nn.Module):
-    """A decoder-only language model, or one rank's part of it. Only `attention` knows the sequence of each row.
+class Decoder(CausalModel):
+    """The decoder of a native family, or one rank's part of it.
 
     `embed_tokens` is missing after the first stage, unless the head has the same weights; `norm` and `lm_head` are
     missing before the last stage.
@@ -57,7 +58,7 @@ class Decoder(nn.Module):
         if config.whole_qk_norm and group.size > 1:
             fault = f"tensor_parallel: the query and key norms of {config.architecture} extend over all heads."
             raise ConfigurationError(fault, param="tensor_parallel")
-        self.config = config
+        self._config = config
         self.group = group
         tokens = Shard(0, (config.vocab_size,), group=group)
         is_tied = config.tie_word_embeddings and group.is_last
@@ -72,6 +73,10 @@ class Decoder(nn.Module):
         self._second_rotary = None if config.second_rotary is None else Rotary(config.second_rotary)
         if is_tied:
             self.lm_head.weight = self.embed_tokens.weight
+
+    @property
+    def config(self) -> ModelConfig:
+        return self._config
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Return final hidden states after the norm, (tokens, hidden_size). Inputs are (tokens,) int64.
@@ -102,17 +107,7 @@ class Decoder(nn.Module):
         return f"layers.{int(index) + self._own.start}.{rest}"
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights."""
-        return self._weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._weight.device
-
-    @property
     def _weight(self) -> Tensor:
-        """A weight that every stage has, and that is never packed."""
         return self.get_parameter(f"layers.0.{'input_norm' if self.config.pre_norms else 'attention_out_norm'}.weight")
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -124,16 +119,6 @@ class Decoder(nn.Module):
         """Return the model's two rotations (`ModelConfig.rotation`), which are equal if it has only one."""
         plain = self._rotary(positions)
         return plain, plain if self._second_rotary is None else self._second_rotary(positions)
-
-    @property
-    def num_heads(self) -> int:
-        """Number of this rank's query heads."""
-        return len(self.group.share(self.config.num_heads))
-
-    @property
-    def num_kv_heads(self) -> int:
-        """Number of this rank's KV heads."""
-        return len(self.group.share(self.config.num_kv_heads))
 
     @property
     def embedding_scale(self) -> float:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import torch
+
 from ...protocol.errors import ConfigurationError
 from ..runtime.backend import AttentionChoice, BackendName, has_triton
+from ..runtime.numeric import FP8_CAPABILITY
 from .cpu import NativeAttention, why_not_native
 from .launch import AttentionShape
 from .metadata import AttentionMetadata, AttentionPlanner
@@ -96,6 +99,8 @@ def _why_not_triton(spec: CacheSpec) -> str | None:
         return f"the model is on {spec.device.type}, not on a CUDA device"
     if not has_triton():
         return "triton is not installed"
+    if spec.dtype == torch.float8_e4m3fn and torch.cuda.get_device_capability(spec.device) < FP8_CAPABILITY:
+        return "only GPUs of compute capability 8.9 and higher convert FP8"
     try:
         AttentionShape(spec.heads, spec.kv_heads, spec.head_dim, spec.block_size, cache_bytes=spec.dtype.itemsize)
     except ConfigurationError as error:

@@ -37,7 +37,7 @@ class TorchAttention:
         cache, num_rows = self._cache[layer.index], self._num_rows
         write_kv_reference_(projected, cache.transpose(1, 2), self._slots, HeadTransform(norms), rotation)
         query = projected[:, : -cache.shape[1]]
-        groups = self._groups(layer.window)
+        groups = self._groups(layer.window, query.dtype)
         if len(groups) == 1 and groups[0].kept is None:  # no query is padding
             attended = self._attend_group(groups[0], layer.scale, query[:num_rows].contiguous(), cache)
             return functional.pad(attended, (0, 0, 0, 0, 0, len(query) - num_rows))
@@ -50,22 +50,22 @@ class TorchAttention:
             out.index_copy_(0, rows, attended)
         return out
 
-    def _groups(self, window: int | None) -> list[AttentionGroup]:
+    def _groups(self, window: int | None, dtype: torch.dtype) -> list[AttentionGroup]:
         """Return the groups for all layers with this window, planned on first use."""
         if window not in self._groups_of:
             shape = CacheShape(self._cache.shape[3], self._cache.shape[2] // 2)
             groups = plan_groups(self._spans, shape, window, batch_invariant=self._batch_invariant)
-            self._groups_of[window] = [self._placed(group) for group in groups]
+            self._groups_of[window] = [self._placed(group, dtype) for group in groups]
         return self._groups_of[window]
 
     def _is_fused(self, group: AttentionGroup) -> bool:
         return self._batch_invariant or not group.is_short
 
-    def _placed(self, group: AttentionGroup) -> AttentionGroup:
-        """Move the group to the device. Adapt the mask to torch's fused kernel, which needs the cache's dtype."""
+    def _placed(self, group: AttentionGroup, dtype: torch.dtype) -> AttentionGroup:
+        """Move the group to the device. Adapt the mask to torch's fused kernel, which needs the queries' dtype."""
         device, mask = self._cache.device, group.mask
         if self._is_fused(group):
-            mask = mask.to(self._cache.dtype).repeat(1, 1, self._group_size, 1)
+            mask = mask.to(dtype).repeat(1, 1, self._group_size, 1)
         return replace(
             group,
             rows=group.rows.to(device),
@@ -83,7 +83,8 @@ class TorchAttention:
         heads, head_dim = query.shape[1:]
         split = (group.sequences, group.queries, heads // self._group_size, self._group_size, head_dim)
         folded = query.view(split).permute(0, 2, 3, 1, 4).reshape(group.sequences, split[2], -1, head_dim)
-        pages = cache.view(-1, *cache.shape[2:]).index_select(0, group.pages)
+        stored = cache.view(torch.uint8) if cache.dtype == torch.float8_e4m3fn else cache  # torch selects no FP8
+        pages = stored.view(-1, *cache.shape[2:]).index_select(0, group.pages).view(cache.dtype).to(query.dtype)
         pages = pages.view(2, group.sequences, split[2], -1, head_dim)
         keys, values = pages.masked_fill_(group.padding[:, None, :, None], 0)  # padding may hold NaN
         if self._is_fused(group):

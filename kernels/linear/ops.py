@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from ...protocol.errors import ConfigurationError
 from ..runtime.backend import uses_triton
 from ..runtime.host_memory import release_freed_memory
+from ..runtime.numeric import FP8_CAPABILITY
 from . import cpu, onednn
 from .cpu import NativeEmbedding, NativeLinear
 from .cpu_quantized import NativeQuantizedLinear, can_pack_quantized
 from .onednn import MIN_ROWS, OneDnnLinear
 from .reference import quantized_linear_reference
-from .types import FP8_CAPABILITY, Fp8Weight, Int8Weight, QuantizedWeight
+from .types import Fp8Weight, Int8Weight, QuantizedWeight
 
 PackedLinear = NativeLinear | OneDnnLinear
 _CHECKED_ROWS = 40

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
-#: Compute capability from which GPUs multiply FP8.
-FP8_CAPABILITY = (8, 9)
 #: Alignment of the inner dimension for tensor cores, and of both dimensions of an FP8 weight for `torch._scaled_mm`.
 ALIGNMENT = 16
 #: Smallest scale, which avoids division by zero for rows of zeros.

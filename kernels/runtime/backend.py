@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 BackendName = Literal["torch", "native", "triton"]
 AttentionChoice = Literal["auto", "torch", "native", "triton"]
+#: Data type of the KV cache; "auto" for that of the weights.
+KVCacheDtype = Literal["auto", "fp8"]
 #: Formats in which the engine can quantize the weights of linear layers.
 Quantization = Literal["fp8", "int8", "int4"]
 

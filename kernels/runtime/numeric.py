@@ -4,6 +4,8 @@ from __future__ import annotations
 
 #: Largest finite float8_e4m3fn value.
 FP8_MAX = 448.0
+#: Compute capability from which GPUs multiply and convert FP8.
+FP8_CAPABILITY = (8, 9)
 
 
 def next_power_of_2(size: int) -> int:

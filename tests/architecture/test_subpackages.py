@@ -145,7 +145,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 88_478
+MAX_LINES = 88_853
 
 
 def modules() -> set[str]:

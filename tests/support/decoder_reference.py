@@ -83,7 +83,7 @@ def reference_model(architecture: str = "Llama", **overrides: Any) -> Any:
         "eos_token_id": None,
         **overrides,
     }
-    names = {"Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM")}
+    names = {"Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM"), "GPT2": ("GPT2Config", "GPT2LMHeadModel")}
     config_name, model_name = names.get(architecture, (f"{architecture}Config", f"{architecture}ForCausalLM"))
     model = getattr(transformers, model_name)(getattr(transformers, config_name)(**options)).float().eval()
     for parameter in model.parameters():

@@ -6,9 +6,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ....kernels.attention.types import CacheSpec
+from ....kernels.runtime.backend import KVCacheDtype
 from ....protocol.errors import ConfigurationError
-from ...models.decoder import Decoder
+from ...models.causal_model import CausalModel
 from ..config import EngineConfig
 from .kv_cache_manager import Window, most_blocks
 
@@ -28,7 +31,7 @@ class KVCacheSize:
     window: Window | None
 
     @classmethod
-    def of(cls, models: Sequence[Decoder], config: EngineConfig, available: int | None = None) -> KVCacheSize:
+    def of(cls, models: Sequence[CausalModel], config: EngineConfig, available: int | None = None) -> KVCacheSize:
         """Compute the sizes for `models`: the target and, if there is one, its draft model.
 
         `available`: bytes for the KV cache; None for 1 GiB.
@@ -60,17 +63,17 @@ class KVCacheSize:
         return cls(held, num_blocks, window)
 
 
-def _window(models: Sequence[Decoder], config: EngineConfig) -> Window | None:
+def _window(models: Sequence[CausalModel], config: EngineConfig) -> Window | None:
     reaches = [model.config.reach for model in models]
     finite = [reach for reach in reaches if reach is not None]
     return Window(max(finite), config.max_num_batched_tokens) if len(finite) == len(reaches) else None
 
 
-def _bytes_of_block(models: Sequence[Decoder], config: EngineConfig) -> int:
-    return sum(block_bytes(model, config.block_size) for model in models)
+def _bytes_of_block(models: Sequence[CausalModel], config: EngineConfig) -> int:
+    return sum(block_bytes(model, config.block_size, config.kv_cache_dtype) for model in models)
 
 
-def _fitting_blocks(models: Sequence[Decoder], config: EngineConfig, available: int | None) -> int:
+def _fitting_blocks(models: Sequence[CausalModel], config: EngineConfig, available: int | None) -> int:
     available = _DEFAULT_BYTES if available is None else available
     blocks = available // _bytes_of_block(models, config)
     if blocks < 1:
@@ -82,24 +85,28 @@ def _fitting_blocks(models: Sequence[Decoder], config: EngineConfig, available: 
     return blocks
 
 
-def cache_spec(model: Decoder, num_blocks: int, block_size: int) -> CacheSpec:
+def cache_spec(model: CausalModel, num_blocks: int, block_size: int, dtype: KVCacheDtype = "auto") -> CacheSpec:
     config = model.config
     return CacheSpec(
-        len(model.layers),
+        model.num_own_layers,
         num_blocks,
         block_size,
         model.num_heads,
         model.num_kv_heads,
         config.head_dim,
-        model.dtype,
+        _cache_dtype(model, dtype),
         model.device,
         config.windowed,
     )
 
 
-def block_bytes(model: Decoder, block_size: int) -> int:
+def block_bytes(model: CausalModel, block_size: int, dtype: KVCacheDtype = "auto") -> int:
     """Return the bytes of one KV block over all layers."""
     config = model.config
     most_layers = -(-config.num_layers // model.group.num_stages)
     elements = most_layers * 2 * block_size * model.num_kv_heads * config.head_dim
-    return elements * model.dtype.itemsize
+    return elements * _cache_dtype(model, dtype).itemsize
+
+
+def _cache_dtype(model: CausalModel, dtype: KVCacheDtype) -> torch.dtype:
+    return torch.float8_e4m3fn if dtype == "fp8" else model.dtype

@@ -19,7 +19,7 @@ from ....kernels.attention.block_tables import BlockTables
 from ....kernels.runtime.host_memory import keep_freed_memory
 from ....protocol.errors import ConfigurationError
 from ....protocol.telemetry.logs import log_to_stderr
-from ...models.decoder import Decoder
+from ...models.causal_model import CausalModel
 from ..config import EngineConfig
 from ..rank_messages import (
     Capture,
@@ -50,7 +50,7 @@ from .store import RankStore, begin_beats
 class Follower:
     """A rank's part of the model, with its worker. `follow` does what a message of rank 0 says."""
 
-    def __init__(self, model: Decoder, config: EngineConfig) -> None:
+    def __init__(self, model: CausalModel, config: EngineConfig) -> None:
         self._model = model
         self._config = config
         self._worker: Worker | None = None
@@ -69,10 +69,10 @@ class Follower:
                 self.worker.runner.compute_zeros(rows, num_logits)
             case Capture(sequences, draft_rows):
                 self.worker.runner.capture(GraphLimits(sequences, draft_rows))
-            case NewRunner(num_blocks, num_slots, blocks_per_slot, backend):
+            case NewRunner(num_blocks, num_slots, blocks_per_slot, cache):
                 self._worker = None  # free its KV cache first
                 size, tables = self._config.block_size, BlockTables(num_slots, blocks_per_slot)
-                runner = Runner(self._model, num_blocks, size, tables=tables, attention_backend=backend)
+                runner = Runner(self._model, num_blocks, size, tables=tables, cache=cache)
                 self._worker = Worker(runner, _propose_nothing, partial(Slots, tables, size), self._model.group)
             case Release():
                 self.worker.runner.release()

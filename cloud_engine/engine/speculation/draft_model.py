@@ -22,8 +22,8 @@ from ....kernels.attention.block_tables import BlockTables
 from ....kernels.attention.ragged_batch import RaggedBatch
 from ....kernels.runtime.transfer import HostCopy, to_device
 from ....protocol.errors import ConfigurationError
-from ...models.config import ModelConfig
-from ...models.decoder import Decoder
+from ...models.causal_model import CausalModel
+from ...models.config import CausalConfig
 from ..config import EngineConfig
 from ..worker.model_runner import ForwardBatch, Runner, graph_limits
 from ..worker.sampler import SamplingRows, sample
@@ -45,8 +45,8 @@ class DraftModel(Drafter):
 
     def __init__(
         self,
-        draft: Decoder,
-        target: ModelConfig,
+        draft: CausalModel,
+        target: CausalConfig,
         sizes: KVCacheSize,
         config: EngineConfig,
         tables: BlockTables | None = None,
@@ -54,9 +54,7 @@ class DraftModel(Drafter):
         """Set up the runner. Its logits are cut or padded to the target's vocabulary, which may have another size.
 
         `tables`: the target's block tables, which CUDA graphs need."""
-        self._runner = Runner(
-            draft, sizes.num_blocks, config.block_size, tables=tables, attention_backend=config.attention_backend
-        )
+        self._runner = Runner(draft, sizes.num_blocks, config.block_size, tables=tables, cache=config.cache)
         # After full acceptance, the draft model lacks two tokens of each sequence.
         limits = graph_limits(config, 2 * config.max_num_seqs)
         make_ready(self._runner, limits, config.max_num_batched_tokens)

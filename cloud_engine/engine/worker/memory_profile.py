@@ -24,7 +24,7 @@ from ....protocol.decoding import prepare_types
 from ....protocol.errors import ConfigurationError
 from ....protocol.safety.private_files import write_private
 from ....protocol.settings import state_folder
-from ...models.decoder import Decoder
+from ...models.causal_model import CausalModel
 from ..config import EngineConfig
 from .model_runner import Runner, graph_limits
 from .warm_up import largest_step
@@ -99,7 +99,9 @@ class MemoryProfile(msgspec.Struct, frozen=True):
 prepare_types(MemoryProfile)
 
 
-def gpu_cache_bytes(models: Sequence[Decoder], config: EngineConfig, memory: DeviceMemory | None = None) -> int | None:
+def gpu_cache_bytes(
+    models: Sequence[CausalModel], config: EngineConfig, memory: DeviceMemory | None = None
+) -> int | None:
     """Return the bytes for the KV cache of `models` on their GPU; None on a CPU and for a configured number of blocks.
 
     Call this after the weights are loaded, and before any other use of the device. `memory` is the models' device.
@@ -127,10 +129,10 @@ def gpu_cache_bytes(models: Sequence[Decoder], config: EngineConfig, memory: Dev
     return max(0, available)
 
 
-def _measured(model: Decoder, config: EngineConfig, memory: DeviceMemory) -> MemoryProfile:
+def _measured(model: CausalModel, config: EngineConfig, memory: DeviceMemory) -> MemoryProfile:
     """Measure with a KV cache of one block."""
     tables = BlockTables(config.max_num_seqs, -(-model.config.context_length // config.block_size))
-    runner = Runner(model, 1, config.block_size, tables=tables, attention_backend=config.attention_backend)
+    runner = Runner(model, 1, config.block_size, tables=tables, cache=config.cache)
     limits = graph_limits(config)
     try:
         return measured_profile(
@@ -158,14 +160,14 @@ def measured_profile(memory: DeviceMemory, compute: Callable[[], None], capture:
     return MemoryProfile(max(1, step), max(0, without_graphs.free - memory.figures().free))
 
 
-def _key(models: Sequence[Decoder], config: EngineConfig, device: str) -> str:
+def _key(models: Sequence[CausalModel], config: EngineConfig, device: str) -> str:
     layouts = [
         (model.config, [(name, tuple(each.shape), each.dtype) for name, each in model.state_dict().items()])
         for model in models
     ]
     limits = (config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, config.block_size)
     versions = (__version__, torch.__version__, _triton_version())
-    key = (layouts, limits, config.enforce_eager, config.attention_backend, device, versions)
+    key = (layouts, limits, config.enforce_eager, config.cache, device, versions)
     return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
 
 

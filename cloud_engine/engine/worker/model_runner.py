@@ -20,14 +20,15 @@ from ....kernels.attention.cpu import NativeAttention
 from ....kernels.attention.ops import TritonBackend, choose_backend
 from ....kernels.attention.ragged_batch import Ints, Passes, RaggedBatch
 from ....kernels.linear.ops import least_rows, pack_linears
-from ....kernels.runtime.backend import AttentionChoice, BackendName
+from ....kernels.runtime.backend import BackendName
 from ....kernels.runtime.native_library import load
 from ....kernels.runtime.transfer import HostCopy, to_device
 from ....kernels.sampling.ops import sample as sample_rows
 from ....kernels.sampling.types import Sampling
+from ...models.causal_model import CausalModel
 from ...models.compile import CompiledDecoder, compile_decoder
 from ...models.decoder import Decoder
-from ..config import EngineConfig
+from ..config import CacheOptions, EngineConfig
 from ..kv.sizing import cache_spec
 from ..rank_messages import Capture, ComputeZeros, NewRunner, Release, Restore
 from .cuda_graphs import MAX_DRAFT_ROWS, CudaRecorder, GraphLimits, StepGraphs
@@ -58,27 +59,28 @@ class Runner:
 
     def __init__(  # noqa: PLR0913 - keyword-only options
         self,
-        model: Decoder,
+        model: CausalModel,
         num_blocks: int,
         block_size: int,
         *,
         tables: BlockTables | None = None,
         batch_invariant: bool = False,
-        attention_backend: AttentionChoice = "auto",
+        cache: CacheOptions | None = None,
     ) -> None:
         """Set up. CUDA graphs compute batches whose block tables are in `tables`; by default, one table of all blocks.
 
         Raises ConfigurationError if the backend does not support the model or `batch_invariant`.
         """
+        cache = cache or CacheOptions()
         self.tables = tables or BlockTables(1, num_blocks)
-        model.group.tell(NewRunner(num_blocks, len(self.tables.host), self.tables.width, attention_backend))
+        model.group.tell(NewRunner(num_blocks, len(self.tables.host), self.tables.width, cache))
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
         self._least_rows = least_rows(model)
         self.block_size = block_size
         self._device = model.device
-        spec = cache_spec(model, num_blocks, block_size)
-        self._backend, why = choose_backend(spec, attention_backend, batch_invariant=batch_invariant)
+        spec = cache_spec(model, num_blocks, block_size, cache.dtype)
+        self._backend, why = choose_backend(spec, cache.attention_backend, batch_invariant=batch_invariant)
         self._graphs: StepGraphs | None = None
         self._graph_limits: GraphLimits | None = None
         self._released = self._backend.cache.shape  # shape of the KV cache, which is empty while released
@@ -86,7 +88,8 @@ class Runner:
         _LOG.info("attention: %s (%s)", self._backend.name, why)
         if self._device.type == "cpu":
             load()  # compile the C kernels of norms and gates now, so that the first step need not wait
-            self._compiled = compile_decoder(model) if self._backend.name == "native" else None
+            if isinstance(model, Decoder) and self._backend.name == "native":
+                self._compiled = compile_decoder(model)
             _LOG.info("layers: %s", "one C call for all" if self._compiled else "one kernel call per operation")
 
     @property
@@ -99,10 +102,10 @@ class Runner:
         return self._backend.name
 
     def capture(self, limits: GraphLimits) -> None:
-        """Capture steps without prompts as CUDA graphs if the attention backend is Triton. Takes seconds."""
+        """Capture steps without prompts as CUDA graphs, if the attention backend is Triton and the family native."""
         self.model.group.tell(Capture(limits.sequences, limits.draft_rows))
         self._graph_limits = limits
-        if isinstance(self._backend, TritonBackend):
+        if isinstance(self._backend, TritonBackend) and isinstance(self.model, Decoder):
             self._graphs = StepGraphs(self.model, self._backend, limits, self.tables, CudaRecorder())
 
     def release(self) -> None:

@@ -14,11 +14,11 @@ from ....protocol.sampling import PLAIN_SAMPLING, SamplingDefaults
 from ....text.grammars.compiler import GrammarCompiler, Vocabulary
 from ....text.grammars.state import Grammars
 from ....text.tokenizer import Tokenizer
-from ...models.decoder import Decoder
+from ...models.causal_model import CausalModel
 from ...models.loading.gguf_file import gguf_vocabulary
 from ...models.loading.gguf_tokenizer import load_tokenizer
 from ...models.loading.hub import name_of
-from ...models.loading.loader import Progress, load_model
+from ...models.loading.loader import Progress, load_any_model
 from ...models.sharding import ALONE, ModelGroup
 from ..config import EngineConfig
 
@@ -29,7 +29,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class ServedModel:
     """The served model. `eos_ids` end an answer; `sampling` has the defaults for requests that set no value."""
 
-    weights: Decoder
+    weights: CausalModel
     model_id: str = "model"
     tokenizer: Tokenizer | None = None
     eos_ids: frozenset[int] = frozenset()
@@ -59,10 +59,10 @@ class ServedModel:
 
 def load_weights(
     folder: Path, config: EngineConfig, progress: Progress | None = None, group: ModelGroup = ALONE
-) -> Decoder:
+) -> CausalModel:
     """Load this rank's part of the weights. Raises ModelLoadError."""
     dtype = _DTYPES.get(config.dtype, torch.float32 if config.device == "cpu" else None)
-    return load_model(
+    return load_any_model(
         folder, dtype=dtype, device=config.device, progress=progress, group=group, quantization=config.quantization
     )
 
@@ -71,13 +71,13 @@ def load_weights(
 class DraftWeights:
     """A draft model. `vocabulary` maps tokens to ids; None if its files contain no tokenizer."""
 
-    weights: Decoder
+    weights: CausalModel
     vocabulary: Mapping[str, int] | None = None
 
     @classmethod
-    def from_path(cls, path: Path, target: Decoder) -> DraftWeights:
+    def from_path(cls, path: Path, target: CausalModel) -> DraftWeights:
         """Load a folder or a GGUF file, with the type and device of the `target`'s weights. Raises ModelLoadError."""
-        weights = load_model(path, dtype=target.dtype, device=str(target.device))
+        weights = load_any_model(path, dtype=target.dtype, device=str(target.device))
         if path.suffix == ".gguf":
             return cls(weights, gguf_vocabulary(path))
         has_tokenizer = (path / "tokenizer.json").exists()

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ....kernels.linear.quantization import quantize_fp8, quantize_int4, quantize_int8
-from ....kernels.linear.types import FP8_CAPABILITY, QuantizedWeight
+from ....kernels.linear.types import QuantizedWeight
 from ....kernels.runtime.backend import Quantization
+from ....kernels.runtime.numeric import FP8_CAPABILITY
 from ....protocol.errors import ConfigurationError
 from ..fields import Fields
 

@@ -12,13 +12,15 @@ from ....kernels.linear.ops import QuantizedLinear
 from ....kernels.linear.types import QuantizedWeight
 from ....kernels.runtime.backend import Quantization
 from ....protocol.errors import ModelLoadError
+from ..causal_model import CausalModel
 from ..decoder import Decoder
 from ..families import FAMILIES
 from ..families.family import Family, architecture
-from ..fields import Fields
+from ..fields import Fields, read_json
 from ..formats.load_time import quantizer
 from ..layers import Linear
 from ..sharding import ALONE, ModelGroup
+from ..transformers_model import check_options, load_transformers_model
 from .checkpoint import SafetensorsFolder
 from .gguf_file import GgufFile
 from .quantized_layers import QuantizedLayers
@@ -26,6 +28,26 @@ from .quantized_layers import QuantizedLayers
 #: Called after each parameter with the number of bytes loaded so far, and the total.
 Progress = Callable[[int, int], None]
 Checkpoint = SafetensorsFolder | GgufFile
+
+
+def load_any_model(
+    path: Path,
+    *,
+    dtype: torch.dtype | None,
+    device: str,
+    progress: Progress | None = None,
+    group: ModelGroup = ALONE,
+    quantization: Quantization | None = None,
+) -> CausalModel:
+    """Load a model as `load_model` does, or through transformers if its architecture has no family here."""
+    if path.suffix != ".gguf":
+        fields = Fields(read_json(path / "config.json"), str(path / "config.json"))
+        if not any(architecture(fields) in family.architectures for family in FAMILIES):
+            is_quantized = quantization is not None or "quantization_config" in fields.values
+            ranks = group.size * group.num_stages
+            check_options(architecture(fields), ranks=ranks, is_quantized=is_quantized)
+            return load_transformers_model(path, architecture(fields), dtype, device)
+    return load_model(path, dtype=dtype, device=device, progress=progress, group=group, quantization=quantization)
 
 
 def load_model(

@@ -11,6 +11,7 @@ from forward_chunks import Chunk, batch_of, compute
 from hypothesis import given
 from hypothesis import strategies as st
 from slot_batches import slot_batch
+from updraft.cloud_engine.engine.config import CacheOptions
 from updraft.cloud_engine.engine.kv.sizing import cache_spec
 from updraft.cloud_engine.engine.worker.cuda_graphs import (
     MAX_DRAFT_ROWS,
@@ -88,7 +89,7 @@ def test_captured_steps_are_those_of_the_model(target) -> None:
     """Leftovers of a step in the buffers are not seen by the next; tokens may be on the device already."""
     pytest.importorskip("triton")
     backend = TritonBackend(cache_spec(target, 9, 16))
-    runner = Runner(target, 9, 16, attention_backend="torch")
+    runner = Runner(target, 9, 16, cache=CacheOptions("torch"))
     prompts = [Chunk(tokens, start, table, 1) for (start, tokens), table in zip(PROMPTS, TABLES, strict=True)]
     compute(runner, prompts)
     with torch.inference_mode():
@@ -118,7 +119,7 @@ def test_captured_steps_are_those_of_the_model(target) -> None:
 def test_unread_tokens_and_positions_are_resolved_on_the_device(kind: str, target) -> None:
     """One sequence begins earlier than planned, one where it was planned with an unread token, and one is new."""
     pytest.importorskip("triton")
-    plain, runner = (Runner(target, 9, 16, attention_backend="torch") for _ in range(2))
+    plain, runner = (Runner(target, 9, 16, cache=CacheOptions("torch")) for _ in range(2))
     if kind == "triton":
         runner._backend = TritonBackend(cache_spec(target, 9, 16))
     prompts = [Chunk(tokens, start, table, 1) for (start, tokens), table in zip(PROMPTS, TABLES, strict=True)]
@@ -141,8 +142,8 @@ def test_unread_tokens_and_positions_are_resolved_on_the_device(kind: str, targe
 def test_the_runner_takes_captured_steps_where_they_fit(target) -> None:
     """All logits, or those that are wanted; prompts run without."""
     pytest.importorskip("triton")
-    plain = Runner(target, 9, 16, attention_backend="torch")
-    runner = Runner(target, 9, 16, attention_backend="torch")
+    plain = Runner(target, 9, 16, cache=CacheOptions("torch"))
+    runner = Runner(target, 9, 16, cache=CacheOptions("torch"))
     replays: list[int] = []
 
     class Captured:
