@@ -91,7 +91,8 @@ def fitter(quality: float) -> Callable[[Sequence[SampledRow[Floats]]], LadderPol
         features = np.array([row.request for row in rows])
         worth = np.array([row.local - quality * row.cloud for row in rows])
         design = np.column_stack((np.ones(len(rows)), features))
-        weights: Floats = np.linalg.solve(design.T @ design + np.eye(design.shape[1]), design.T @ worth)
+        solved = np.linalg.solve(design.T @ design + np.eye(design.shape[1]), design.T @ worth)
+        weights = np.asarray(solved, np.float64)
         return _LinearPolicy(weights, np.quantile(design @ weights, 1.0 - np.arange(1, STEPS + 1) / STEPS))
 
     return fit

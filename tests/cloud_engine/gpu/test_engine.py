@@ -107,7 +107,7 @@ def test_bfloat16_decodes_and_verifies_near_the_cpu(graphs: bool) -> None:
     prompts = [Chunk(tokens, 0, table, 1) for tokens, table in zip(contexts, tables, strict=True)]
     slots = BlockTables(3, 9)
     slots.replace([(slot, 0, table) for slot, table in enumerate(tables)])
-    cpu, gpu = (Runner(model(*place), 27, 16, tables=slots) for place in (("cpu",), ("cuda", torch.bfloat16)))
+    cpu, gpu = (Runner(each, 27, 16, tables=slots) for each in (model("cpu"), model("cuda", torch.bfloat16)))
     if graphs:
         gpu.capture(GraphLimits(3, 24))
     for runner in (cpu, gpu):
