@@ -20,7 +20,8 @@ class NativeQuantizedLinear(NativeLinear):
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
         nn.Module.__init__(self)
-        self.shape, self.dtype = (outputs, inputs) = weight.shape, dtype
+        self.shape, self.dtype = weight.shape, dtype
+        outputs, inputs = weight.shape
         self._panel: int = loaded().linear_panel()
         groups, panels = len(weight.scale), -(-outputs // self._panel)
         parts = _parts(inputs // groups)

@@ -86,9 +86,9 @@ class ReorderedInputs(nn.Module):
 def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
     """Replace every `nn.Linear` and `QuantizedLinear` of a CPU model in place, if its weights can be packed.
 
-    The plain weights are overwritten or freed, unless another layer uses them too. Embeddings that are tied to a head
-    and quantized embeddings are looked up in the packed layer if Updraft's kernel packs it. A packed model stays unchanged. Raises ConfigurationError if
-    this machine does not support `batch_invariant`.
+    The plain weights are overwritten or freed, unless another layer uses them too. Embeddings that are tied to a head,
+    and quantized ones, are looked up in the packed layer if Updraft's kernel packs it. A packed model stays unchanged.
+    Raises ConfigurationError if this machine does not support `batch_invariant`.
     """
     own = (parameter for module in model.modules() for parameter in module.parameters(recurse=False))
     owners = Counter(parameter.data_ptr() for parameter in own)

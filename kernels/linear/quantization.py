@@ -99,7 +99,7 @@ def int4_weight(
             param="quantization",
         )
     nibbles = (values if minima.get("minimum") is not None else values + 8).view(torch.uint8)
-    low, low_high, high, highest = nibbles.view(features, -1, 4, step // 4).unbind(2)
+    low, low_high, high, highest = nibbles.view(features, inputs // step, 4, step // 4).unbind(2)
     words = torch.stack((low | low_high << 4, high | highest << 4), dim=3).view(torch.int16).squeeze(3)
     terms = _contiguous(scale=scale, zero=zero, **minima)
     return Int4Weight(packed=words.transpose(0, 1).contiguous(), order=order, **terms)

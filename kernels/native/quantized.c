@@ -250,7 +250,8 @@ void quantized_row(const Weights *weights, int64_t output, void *plain) {
             vec number;
             if (is_int4) number = (vec)float_words(words_at(from + i / 8 * PANEL * 4 + v * 64), i % 8 / 2, i % 2);
             else number = floats_of(from + i * PANEL + v * LANES, weights->format);
-            store_some(plain, i, all(((number - zero) * scale + minimum)[lane]), 1, weights->is_bf16);
+            const vec values = (number - zero) * scale + minimum;
+            store_some(plain, i, all(values[lane]), 1, weights->is_bf16);
         }
     }
 }

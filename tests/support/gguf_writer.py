@@ -56,7 +56,7 @@ def write_gguf(model: Any, path: Path, quantization: str | Callable[[str], str] 
 def dequantise(model: Any, quantization: Callable[[str], str]) -> None:
     """Round a model's matrices in place as `write_gguf` stores them."""
     for name, tensor in model.state_dict().items():
-        if tensor.ndim == 2:
+        if tensor.ndim == 2 and not (name == "lm_head.weight" and model.config.tie_word_embeddings):
             kind = gguf.GGMLQuantizationType[quantization(name)]
             rounded = gguf.quants.dequantize(gguf.quants.quantize(tensor.float().numpy(), kind), kind)
             tensor.copy_(torch.from_numpy(np.ascontiguousarray(rounded)))

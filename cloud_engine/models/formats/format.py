@@ -15,7 +15,6 @@ from ....kernels.linear.types import FP8, QuantizedWeight, term_values
 from ....protocol.errors import ConfigurationError, ModelLoadError
 from ..sharding import Shard
 
-
 _TERMS = ("scale", "zero", "minimum", "scale_factor", "minimum_factor")
 
 

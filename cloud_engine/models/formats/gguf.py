@@ -36,14 +36,15 @@ def _simple(bits: int, *, minimum: bool = False) -> Callable[[Tensor], StoredWei
 
     def decode(blocks: Tensor) -> StoredWeight:
         start = 4 if minimum else 2
-        numbers = blocks[..., -16:] if bits < 8 else blocks[..., start:]
-        if bits < 8:
-            numbers = _nibbles(numbers)
+        if bits == 8:
+            return StoredWeight(_flat(blocks[..., start:]), _half(blocks, 0))
+        numbers = _nibbles(blocks[..., -16:])
         if bits == 5:
-            numbers = numbers | _bits(blocks[..., start : start + 4, None], range(8), 1) << 4
+            numbers |= _bits(blocks[..., start : start + 4, None], range(8), 1) << 4
+        if not minimum:
+            numbers -= 1 << bits - 1
         low = _half(blocks, 2) if minimum else None
-        offset = 0 if minimum or bits == 8 else 1 << bits - 1
-        return StoredWeight(_flat(numbers - offset), _half(blocks, 0), bits=4 if bits == 4 else 8, minimum=low)
+        return StoredWeight(_flat(numbers), _half(blocks, 0), bits=4 if bits == 4 else 8, minimum=low)
 
     return decode
 

@@ -26,7 +26,8 @@ from ....protocol.errors import MissingDependencyError, ModelLoadError
 from ..fields import Fields
 
 _NUMBERS_AT_ONCE = 2**20  # maximum dequantised numbers held in memory besides the model
-_PLAIN = (0, 1, 30)  # ggml's ids of F32, F16 and BF16
+#: By ggml's ids of types: F32, F16 and BF16.
+_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 #: llama.cpp's name of an architecture -> Hugging Face's. Mistral is stored as llama.
@@ -86,9 +87,8 @@ class GgufFile:
         return tuple(reversed(self._tensors[self._gguf_name(name)].shape))
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the type of dequantised tensors."""
-        del name
-        return torch.float32
+        """Return the type that a tensor is stored in; bfloat16 for blocks."""
+        return _PLAIN.get(self.kind(name), torch.bfloat16)
 
     def has(self, name: str) -> bool:
         return self._gguf_name(name) in self._tensors

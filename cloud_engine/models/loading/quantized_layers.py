@@ -48,7 +48,9 @@ class QuantizedLayers:
             types = [kind for kind in map(checkpoint.block_type, plain) if kind is not None]
             if types:
                 which = ", ".join(sorted(set(types)))
-                _LOG.warning("%s: dequantizing %d tensors (%s), which takes memory.", checkpoint.where, len(types), which)
+                _LOG.warning(
+                    "%s: dequantizing %d tensors (%s), which takes memory.", checkpoint.where, len(types), which
+                )
 
     def __contains__(self, name: str) -> bool:
         return name in self._layers

@@ -1,4 +1,4 @@
-"""GGUF weights stay packed: equal to the library's dequantised weights, on one rank and on two, in the file's memory."""
+"""GGUF weights stay packed: equal to the library's dequantised ones, on one rank and on two, in the file's memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ import torch
 
 gguf = pytest.importorskip("gguf", reason="needs the [cloud] extra")
 
-from decoder_reference import expected_logprobs, random_tokens, reference_model
+from decoder_reference import expected_logprobs, reference_model
 from gguf_writer import dequantise, write_gguf
+from greedy_answers import SIZES, TOKENS, answered, likeliest
 from real_model import SMOLLM2, needs_smollm2
-from test_quantized_models import SIZES, TOKENS, answered, likeliest
 from thread_group import ThreadGroup
 from torch import Tensor, nn
-from updraft.cloud_engine.engine.config import EngineConfig
-from updraft.cloud_engine.engine.engine import Engine
-from updraft.cloud_engine.engine.types.request import GenerationRequest
+from updraft.bench.engine.formats import held_bytes
 from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
-from updraft.cloud_engine.engine.worker.served_model import DraftWeights, ServedModel
 from updraft.cloud_engine.models.compile import compile_decoder
 from updraft.cloud_engine.models.formats.format import StoredWeight, alike, joined
 from updraft.cloud_engine.models.formats.gguf import GGUF_BLOCKS
@@ -33,7 +30,6 @@ from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.cloud_engine.models.sharding import Shard
 from updraft.kernels.linear.ops import QuantizedLinear, pack_linears
 from updraft.protocol.errors import ConfigurationError
-from updraft.protocol.sampling import SamplingParams
 
 TYPES = [gguf.GGMLQuantizationType(kind).name for kind in GGUF_BLOCKS]
 SIMPLE = [name for name in TYPES if not name.endswith("K")]  # types that gguf-py writes
@@ -69,7 +65,7 @@ def test_layers(name: str) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("name", TYPES)
 def test_ranks_take_parts(name: str, ranks: int) -> None:
-    stored, plain, _ = drawn(name, 48, 1024)
+    stored, plain, _ = drawn(name, 64, 1024)
     for dim in (0, 1):
         shards = [Shard(dim, (plain.shape[dim] // 8,), 8, group) for group in ThreadGroup.of(ranks)]
         parts = [stored.take(shard).pack().dequantized() for shard in shards]
@@ -132,15 +128,6 @@ def test_the_memory_is_that_of_the_file(tmp_path: Path, kind: str, is_tied: bool
     assert compiled is None or compiled.can_continue
 
 
-def held_bytes(model: nn.Module) -> int:
-    held: dict[int, int] = {}
-    for module in model.modules():
-        for each in (*module.__dict__.values(), *module._buffers.values(), *module._parameters.values()):
-            if isinstance(each, Tensor):
-                held[each.data_ptr()] = each.nbytes
-    return sum(held.values())
-
-
 def test_other_types_are_dequantised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def types(name: str) -> str:
         return "TQ2_0" if "down" in name else "F16" if "k_proj" in name else "Q8_0"
@@ -150,29 +137,17 @@ def test_other_types_are_dequantised(tmp_path: Path, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.WARNING):
         loaded = load_model(tmp_path / "model.gguf")
     assert "dequantizing 6 tensors (Q8_0, TQ2_0)" in caplog.text  # with the other parts of two QKV layers
-    kinds = {name: isinstance(module, QuantizedLinear) for name, module in loaded.layers[0].named_modules() if "proj" in name}
-    assert [name for name, is_packed in kinds.items() if is_packed] == ["attention.o_proj", "mlp.gate_up_proj"]
+    packed = {name for name, module in loaded.layers[0].named_modules() if isinstance(module, QuantizedLinear)}
+    assert packed == {"attention.o_proj", "mlp.gate_up_proj"}
     dequantise(model, types)
-    torch.testing.assert_close(answered(tmp_path / "model.gguf")[0], expected_logprobs(model, TOKENS), atol=1e-4, rtol=0)
+    logprobs, _ = answered(tmp_path / "model.gguf")
+    torch.testing.assert_close(logprobs, expected_logprobs(model, TOKENS), atol=1e-4, rtol=0)
 
 
 def test_a_packed_file_is_not_quantised_again(tmp_path: Path) -> None:
     write_gguf(reference_model("Llama", **SIZES), tmp_path / "model.gguf", "Q8_0")
     with pytest.raises(ConfigurationError, match=r"is quantized already \(gguf\)"):
         load_model(tmp_path / "model.gguf", quantization="int8")
-
-
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_packed_draft_models(tmp_path: Path, is_tied: bool, run: Callable) -> None:
-    write_gguf(reference_model("Llama", **SIZES, tie_word_embeddings=is_tied), tmp_path / "model.gguf", "Q4_1")
-    params = SamplingParams(temperature=0.0, max_tokens=24)
-    requests = [GenerationRequest(f"r{i}", random_tokens(9, i), params) for i in range(3)]
-
-    def answers(draft: DraftWeights | None) -> list[list[int]]:
-        engine = Engine(ServedModel(load_model(tmp_path / "model.gguf")), EngineConfig(), draft=draft)
-        return [result.token_ids for result in run(engine, requests)]
-
-    assert answers(DraftWeights(load_model(tmp_path / "model.gguf"))) == answers(None)
 
 
 @needs_smollm2
