@@ -62,11 +62,7 @@ def fp8_weight(data: Tensor, scale: Tensor) -> Fp8Weight:
 
 
 def int8_weight(
-    data: Tensor,
-    scale: Tensor,
-    zero: Tensor | None = None,
-    order: Tensor | None = None,
-    **minima: Tensor | None,
+    data: Tensor, scale: Tensor, zero: Tensor | None = None, order: Tensor | None = None, **minima: Tensor | None
 ) -> Int8Weight:
     """Return the weight of `data` (features, inputs) int8, whose groups must be multiples of 16 inputs.
 
@@ -78,11 +74,7 @@ def int8_weight(
 
 
 def int4_weight(
-    values: Tensor,
-    scale: Tensor,
-    zero: Tensor | None = None,
-    order: Tensor | None = None,
-    **minima: Tensor | None,
+    values: Tensor, scale: Tensor, zero: Tensor | None = None, order: Tensor | None = None, **minima: Tensor | None
 ) -> Int4Weight:
     """Return the weight of `values` (features, inputs) int8 from -8 to 7, or from 0 to 15 with a minimum.
 

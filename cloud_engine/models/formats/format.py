@@ -40,7 +40,7 @@ class StoredWeight:
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What weights must have in common to be joined, besides the order."""
+        """Properties that joined weights have in common, besides the order."""
         factors = 0 if self.scale_factor is None else self.scale_factor.shape[1]
         begins_at_0 = self.bits == 4 and self.minimum is not None
         return self.numbers.dtype, self.bits, begins_at_0, self.scale.dtype, self.scale.shape[1], factors
@@ -53,8 +53,8 @@ class StoredWeight:
         if shard.dim == 0:
             return self._with_terms(lambda _, term: shard.take(term), numbers=numbers)
         start, inputs = shard.unit * shard.group.share(shard.sections[0]).start, self.numbers.shape[1]
-        has_factors = self.scale_factor is not None and self.scale_factor.shape[1] > 1
-        groups = (self.scale_factor if has_factors else self.scale).shape[1]
+        factor = self.scale_factor
+        groups = (self.scale if factor is None or factor.shape[1] == 1 else factor).shape[1]
         size = inputs // groups
         if groups > 1 and (self.order is not None or start % size or shard.length % size):
             sizes = [1] if self.order is not None else [size for size in range(1, groups + 1) if groups % size == 0]
