@@ -169,6 +169,7 @@ def byte_kernel(
             total += tl.dot(numbers, values, input_precision="ieee") * scales[:, None]
             if HAS_MINIMUM:
                 minima = _group_terms(minimum, minimum_factor, group, group_stride, row, FACTOR_GROUPS)
+                minima = tl.where(step % group_steps == 0, minima, 0.0)  # once per group
                 total += minima[:, None] * tl.load(input_sums + group.to(tl.int64) * num_tokens + column)[None, :]
         else:
             if HAS_ZERO:
@@ -221,6 +222,7 @@ def int4_kernel(
             total += part * _group_terms(scale, scale_factor, group, group_stride, row, FACTOR_GROUPS)[:, None]
             if HAS_MINIMUM:
                 minima = _group_terms(minimum, minimum_factor, group, group_stride, row, FACTOR_GROUPS)
+                minima = tl.where(step % group_steps == 0, minima, 0.0)  # once per group
                 total += minima[:, None] * tl.load(input_sums + group.to(tl.int64) * num_tokens + column)[None, :]
         weights += num_features * WORDS
         activations += STEP

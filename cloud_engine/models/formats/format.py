@@ -87,8 +87,8 @@ class StoredWeight:
         """Return the weight in the kernels' form. Raises ConfigurationError for sizes that no kernel supports."""
         if self.numbers.dtype == FP8:
             return fp8_weight(self.numbers, self.scale.t())
-        terms = {name: getattr(self, name) for name in _TERMS}
-        terms = {name: None if term is None else term.t() for name, term in terms.items()}
+        rows: dict[str, Any] = {name: getattr(self, name) for name in _TERMS}
+        terms: dict[str, Any] = {name: None if row is None else row.t() for name, row in rows.items()}
         return (int4_weight if self.bits == 4 else int8_weight)(self.numbers, order=self.order, **terms)
 
     def _with_terms(self, change: Callable[[str, Tensor], Tensor], **fields: Any) -> StoredWeight:

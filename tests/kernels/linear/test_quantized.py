@@ -190,7 +190,7 @@ def test_kernels_with_groups_and_zeros(
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize(("tokens", "features", "inputs"), [(1, 32, 256), (3, 33, 768), (70, 130, 256)])
-@pytest.mark.parametrize(("bits", "group"), [(8, 16), (8, 32), (4, 32), (8, 256)])
+@pytest.mark.parametrize(("bits", "group"), [(8, 16), (8, 32), (4, 32), (8, 256), (4, 256)])
 @pytest.mark.parametrize(("minima", "factors"), [(True, False), (False, True), (True, True)])
 def test_kernels_with_minima_and_factors(
     tokens: int, features: int, inputs: int, bits: int, group: int, minima: bool, factors: bool, dtype: torch.dtype
