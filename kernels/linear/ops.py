@@ -116,6 +116,8 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
         elif isinstance(child, QuantizedLinear):
             shared[id(child)] = shared.get(id(child)) or _packed_quantized(child)
             setattr(parent, name, shared[id(child)])
+            del child
+            release_freed_memory()
         elif batch_invariant and not child.is_invariant:
             raise ConfigurationError(
                 "batch_invariant: another engine packed this model without the option. Load the model again.",

@@ -11,6 +11,7 @@ from torch import Tensor
 from ....kernels.linear.ops import QuantizedEmbedding, QuantizedLinear
 from ....kernels.linear.types import QuantizedWeight
 from ....kernels.runtime.backend import Quantization
+from ....kernels.runtime.host_memory import release_freed_memory
 from ....protocol.errors import ModelLoadError
 from ..decoder import Decoder
 from ..families import FAMILIES
@@ -90,6 +91,7 @@ def load_model(
     model.load_state_dict(state, assign=True, strict=False)  # not strict, because `_check_names` has checked the names
     if is_tied and "embed_tokens" not in quantized:
         model.lm_head.weight = model.embed_tokens.weight
+    release_freed_memory()  # intermediate results of decoding
     return model.eval().requires_grad_(False)
 
 

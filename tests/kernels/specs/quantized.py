@@ -49,8 +49,11 @@ def gguf(tokens: int, step: int, *, minimum: bool = False, factor: int = 0) -> S
     """Types of GGUF files: groups of 16 or 32 inputs in 8 or 4 bits."""
     terms = {"HAS_MINIMUM": minimum, "FACTOR_GROUPS": factor}
     if step == 64:
-        return linear(int4_kernel, "packed", "*bf16", tokens, "*bf16", STEP=64, GROUPS=2, **terms)
-    return linear(byte_kernel, "weight", "*bf16", tokens, "*bf16", GROUPED=True, BLOCK_INPUTS=step, **terms)
+        spec = linear(int4_kernel, "packed", "*bf16", tokens, "*bf16", STEP=64, GROUPS=2, **terms)
+    else:
+        spec = linear(byte_kernel, "weight", "*bf16", tokens, "*bf16", GROUPED=True, BLOCK_INPUTS=step, **terms)
+    # Two programs of 64 tokens, or five of 16, share a multiprocessor: minima need registers.
+    return replace(spec, max_registers=max(spec.max_registers, 255 if tokens > 1 else 168))
 
 
 def fp8(tokens: int) -> Spec:
