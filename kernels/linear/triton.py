@@ -26,6 +26,8 @@ from .types import FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight, Quant
 _REDUCED = 1024
 #: Maximum inputs per step of 8-bit weights in groups: longer steps need more registers.
 _GROUPED_STEP = 64
+#: Tile of INT4 weights with minima: larger ones spill registers.
+_MINIMA_TOKENS = 64
 #: Arguments that vary between steps. Triton must not compile separate kernels for values of 1 and multiples of 16.
 _VARYING = ("num_tokens", "num_steps", "split_steps", "group_steps")
 #: Number of multiprocessors assumed in Triton's interpreter: so few that even small products in tests are split.
@@ -99,7 +101,8 @@ def _linear(
     out = hidden.new_empty(tokens, features)
     if not tokens:
         return out
-    launch = matmul_launch(tokens)
+    needs_registers = isinstance(weights[1], Int4Weight) and weights[1].minimum is not None
+    launch = matmul_launch(min(tokens, _MINIMA_TOKENS) if needs_registers else tokens)
     split = split_k(product, launch, num_multiprocessors(hidden.device) if hidden.is_cuda else _SMALL_GPU)
     is_whole = split.count == 1
     parts = out if is_whole else hidden.new_empty(split.count, tokens, features, dtype=torch.float32)

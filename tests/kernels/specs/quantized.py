@@ -50,10 +50,8 @@ def gguf(tokens: int, step: int, *, minimum: bool = False, factor: int = 0) -> S
     terms = {"HAS_MINIMUM": minimum, "FACTOR_GROUPS": factor}
     if step == 64:
         spec = linear(int4_kernel, "packed", "*bf16", tokens, "*bf16", STEP=64, GROUPS=2, **terms)
-    else:
-        spec = linear(byte_kernel, "weight", "*bf16", tokens, "*bf16", GROUPED=True, BLOCK_INPUTS=step, **terms)
-    # Two programs of 64 tokens, or five of 16, share a multiprocessor: minima need registers.
-    return replace(spec, max_registers=max(spec.max_registers, 255 if tokens > 1 else 168))
+        return spec if tokens == 1 else replace(spec, max_registers=255)  # two programs share a multiprocessor
+    return linear(byte_kernel, "weight", "*bf16", tokens, "*bf16", GROUPED=True, BLOCK_INPUTS=step, **terms)
 
 
 def fp8(tokens: int) -> Spec:
@@ -75,8 +73,8 @@ SPECS = [
     replace(int4("*bf16", 1, "*bf16", zero=True), max_spilled={100: 8}),  # two registers, of 72 for ten programs
     *(int4("*bf16", tokens, "*bf16", zero=True) for tokens in (64, 512)),
     *(int4("*bf16", tokens, "*bf16", step=64, groups=2, zero=True) for tokens in (1, 64, 512)),
-    *(gguf(tokens, 64, minimum=True) for tokens in (1, 64, 512)),  # Q4_1
-    *(gguf(tokens, 64, minimum=True, factor=8) for tokens in (1, 64, 512)),  # Q4_K
+    *(gguf(tokens, 64, minimum=True) for tokens in (1, 64)),  # Q4_1
+    *(gguf(tokens, 64, minimum=True, factor=8) for tokens in (1, 64)),  # Q4_K
     *(gguf(tokens, 32, minimum=True, factor=8) for tokens in (1, 64, 512)),  # Q5_K
     *(gguf(tokens, 16, factor=16) for tokens in (1, 64, 512)),  # Q6_K
     Spec(
