@@ -80,8 +80,8 @@ def engine(
         list[str] | None,
         typer.Option(
             help="Group of figures: start, throughput, sampled, decode, batches, overlap, escalation, roofline, "
-            "prefill, prefix, scheduler, host, ranks, steps, simulation, invariance, pocket-drafts, oracle, gaps or "
-            "peers; repeatable. [all that the device supports]"
+            "prefill, prefix, scheduler, host, ranks, formats, steps, simulation, invariance, pocket-drafts, oracle, "
+            "gaps or peers; repeatable. [all that the device supports]"
         ),
     ] = None,
     draft_shape: Annotated[

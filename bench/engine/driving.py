@@ -33,7 +33,7 @@ def engine_config(requests: int, running: int) -> EngineConfig:
 def make_engine(model: Decoder, config: EngineConfig, **options: Any) -> Engine:
     """Create an engine. On a CUDA device, first free unused memory, and limit the KV cache to the sequences' size,
     because by default an engine takes most of the free memory."""
-    device = model.embed_tokens.weight.device
+    device = model.device
     if device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()

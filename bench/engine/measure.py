@@ -21,6 +21,7 @@ from . import host, peers, speculation
 from .batches import batch_figures, escalation_figures, overlap_figures, roofline_figures
 from .ceilings import MatrixProducts
 from .driving import engine_config
+from .formats import format_figures
 from .invariance import invariance_figures
 from .ranks import rank_figures
 from .scheduling import kv_waste, step_rows
@@ -242,6 +243,7 @@ GROUPS: Mapping[str, Callable[[_EngineBench], Figures]] = {
     },
     "host": lambda it: host.host_figures(host.ROWS, host.CONTEXTS, it.say),
     "ranks": lambda it: rank_figures(it.folder, it.options.dtype),
+    "formats": lambda it: format_figures(it.folder, it.say),
     "steps": lambda it: measured_step_time(it.model, it.options.running, it.options.workload).figures(),
     "simulation": lambda it: simulation_errors(it.model, it.options.running, it.options.workload, it.say),
     "invariance": _EngineBench.invariance,
@@ -254,5 +256,5 @@ GROUPS: Mapping[str, Callable[[_EngineBench], Figures]] = {
 #: only on CPUs.
 _NOT_ON: Mapping[str, Sequence[str]] = {
     "cpu": ("batches", "overlap", "escalation", "gaps"),
-    "cuda": ("invariance", "pocket-drafts", "ranks"),
+    "cuda": ("invariance", "pocket-drafts", "ranks", "formats"),
 }

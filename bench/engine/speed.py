@@ -51,9 +51,9 @@ def decode_figures(model: Decoder, weight_bytes: int, tokens: int = 24, rounds: 
     alone, eight, shares = list[float](), list[float](), list[float]()
     for _ in range(rounds):
         before = memory_bandwidth(device)
-        alone.append(_decode_speed(engine, 1, tokens))
+        alone.append(decode_speed(engine, 1, tokens))
         shares.append(alone[-1] * weight_bytes / statistics.mean((before, memory_bandwidth(device))))
-        eight.append(_decode_speed(engine, 8, tokens) / alone[-1])
+        eight.append(decode_speed(engine, 8, tokens) / alone[-1])
     return {
         "decode_tokens_per_s": statistics.median(alone),
         "batch8_over_batch1": statistics.median(eight),
@@ -119,7 +119,8 @@ def _warm_over_cold(model: Decoder, length: int) -> float:
     return statistics.median(warm_s) / cold_s
 
 
-def _decode_speed(engine: Engine, batch: int, tokens: int) -> float:
+def decode_speed(engine: Engine, batch: int, tokens: int) -> float:
+    """Return the tokens per second of `batch` answers of `tokens` tokens, without the prompts' step."""
     add(engine, [WorkloadRequest([number + 1] * 16, tokens) for number in range(batch)])
     engine.step()  # the prefill step
     started = time.perf_counter()

@@ -71,8 +71,8 @@ def _continuation(model: Decoder, layers: NativeDecoder) -> NativeContinuation |
     head, embeddings = model.lm_head, model.embed_tokens
     if not isinstance(head, NativeLinear) or model.config.logit_soft_cap is not None:
         return None
-    is_tied = isinstance(embeddings, NativeEmbedding)
-    return NativeContinuation(layers, head, None if is_tied else embeddings.weight, model.embedding_scale)
+    table = embeddings.head if isinstance(embeddings, NativeEmbedding) else embeddings.weight
+    return NativeContinuation(layers, head, table, model.embedding_scale)
 
 
 def _layer(layer: DecoderLayer, config: ModelConfig, index: int) -> LayerWeights | None:

@@ -33,22 +33,24 @@ class _ContinuationCall(ctypes.Structure):
     _fields_ = (
         ("decoder", ctypes.POINTER(DecoderCall)),
         ("sampling", ctypes.POINTER(SampleCall)),
-        *call_fields("embeddings first live", "passes", "embedding_scale"),
+        *call_fields("embeddings lookup first live", "passes", "embedding_scale"),
     )
 
 
 class NativeContinuation:
     """Continues sequences with a decoder, its head and its embeddings, which are multiplied by `scale`.
 
-    `embeddings` (vocabulary, size), or None if they are the head's weights. C keeps pointers: tensors must not move.
+    `embeddings` (vocabulary, size), plain or packed: the head itself if they are tied. C keeps pointers: tensors must
+    not move.
     """
 
-    def __init__(self, decoder: NativeDecoder, head: NativeLinear, embeddings: Tensor | None, scale: float) -> None:
+    def __init__(
+        self, decoder: NativeDecoder, head: NativeLinear, embeddings: Tensor | NativeLinear, scale: float
+    ) -> None:
         """Raise ConfigurationError if the weights do not fit together."""
-        if embeddings is not None:
-            is_same = head.shape == tuple(embeddings.shape) and head.dtype == embeddings.dtype
-            if not is_same or not embeddings.is_contiguous():
-                raise ConfigurationError("The embeddings must be contiguous and have the shape and dtype of the head.")
+        is_same = head.shape == tuple(embeddings.shape) and head.dtype == embeddings.dtype
+        if not is_same or (isinstance(embeddings, Tensor) and not embeddings.is_contiguous()):
+            raise ConfigurationError("The embeddings must be contiguous and have the shape and dtype of the head.")
         self._library = loaded()
         self._decoder, self._head, self._embeddings, self._scale = decoder, head, embeddings, scale
 
@@ -88,7 +90,8 @@ class NativeContinuation:
         call = _ContinuationCall(
             decoder=ctypes.pointer(decoder),
             sampling=ctypes.pointer(sample_call(logits, sampling, keys, chosen)),
-            embeddings=None if self._embeddings is None else self._embeddings.data_ptr(),
+            embeddings=self._embeddings.data_ptr() if isinstance(self._embeddings, Tensor) else None,
+            lookup=self._embeddings.address if isinstance(self._embeddings, NativeLinear) else None,
             first=tokens.ctypes.data,
             live=passes.live.ctypes.data,
             passes=len(passes.live),

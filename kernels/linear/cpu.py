@@ -7,6 +7,7 @@ loop order follows Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,10 @@ _CROWDED = 2048
 class CWeights(ctypes.Structure):
     """The C struct `Weights` of native/calls.h. Its `format` is 0 for plain weights."""
 
-    _fields_ = call_fields("packed bias scale zero", "outputs inputs is_bf16 format groups")
+    _fields_ = call_fields(
+        "packed bias scale zero minimum scale_factor minimum_factor",
+        "outputs inputs is_bf16 format groups has_halves factor_groups",
+    )
 
 
 class _LinearCall(ctypes.Structure):
@@ -90,12 +94,12 @@ class NativeLinear(nn.Module):
 
 
 class NativeEmbedding(nn.Module):
-    """Embeddings of a model with a tied head, looked up in the packed head so that only one copy exists."""
+    """Embeddings that are looked up in a packed layer: in a tied head, so that only one copy exists, or quantized."""
 
     def __init__(self, head: NativeLinear) -> None:
         super().__init__()
         self.weight = head.weight  # packed, so that callers can use only its dtype and device
-        self._head, self._rows = head, loaded().linear_rows
+        self.head, self._rows = head, loaded().linear_rows
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Map (tokens,) int64 to (tokens, in_features).
@@ -104,15 +108,15 @@ class NativeEmbedding(nn.Module):
         """
         if token_ids.dim() != 1 or token_ids.dtype != torch.int64 or token_ids.is_cuda:
             raise ConfigurationError(f"Token ids must be 1-D int64, got {tuple(token_ids.shape)} {token_ids.dtype}.")
-        out = self.weight.new_empty(len(token_ids), self._head.shape[1])
+        out = torch.empty(len(token_ids), self.head.shape[1], dtype=self.head.dtype)
         token_ids = token_ids.contiguous()
         if self._rows(
-            ctypes.c_void_p(self._head.address),
+            ctypes.c_void_p(self.head.address),
             ctypes.c_void_p(token_ids.data_ptr()),
             ctypes.c_int64(len(token_ids)),
             ctypes.c_void_p(out.data_ptr()),
         ):
-            raise IndexError(f"Token ids must be below {self._head.shape[0]}.")
+            raise IndexError(f"Token ids must be below {self.head.shape[0]}.")
         return out
 
 
@@ -131,9 +135,14 @@ def is_vectorised_for(dtype: torch.dtype) -> bool:
 def _pack(plain: Tensor, packed: Tensor) -> None:
     """Rearrange (outputs, inputs) into panels, (panels, inputs, outputs of a panel)."""
     weights = CWeights(outputs=plain.shape[0], inputs=plain.shape[1], is_bf16=plain.dtype == torch.bfloat16)
-    loaded().linear_pack(
-        ctypes.c_void_p(plain.data_ptr()),
-        ctypes.c_int64(plain.stride(0)),
+    call_pack(loaded().linear_pack, plain, plain.stride(0), packed, weights)
+
+
+def call_pack(function: Any, numbers: Tensor, stride: int, packed: Tensor, weights: CWeights) -> None:
+    """Call a C function that rearranges `numbers` into panels."""
+    function(
+        ctypes.c_void_p(numbers.data_ptr()),
+        ctypes.c_int64(stride),
         ctypes.c_void_p(packed.data_ptr()),
         ctypes.byref(weights),
         ctypes.c_int64(torch.get_num_threads()),

@@ -7,13 +7,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..runtime.native_library import load, loaded
-from .cpu import CWeights, NativeLinear
+from .cpu import CWeights, NativeLinear, call_pack
 from .types import Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 
 _FORMATS: dict[type[QuantizedWeight], int] = {Int8Weight: 1, Int4Weight: 2, Fp8Weight: 3}  # as in native/calls.h
 _LONGEST_SUM = 1024  # inputs that C sums at a time: shorter sums have smaller rounding errors
 _INPUTS_PER_WORD = 8  # of INT4 weights
-_PANELS_AT_ONCE = 64
 
 
 class NativeQuantizedLinear(NativeLinear):
@@ -22,22 +21,37 @@ class NativeQuantizedLinear(NativeLinear):
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
         nn.Module.__init__(self)
         self.shape, self.dtype = weight.shape, dtype
-        panel: int = loaded().linear_panel()
-        self.weight = torch.cat([_packed(weight.rows(*rows), panel) for rows in _spans(self.shape[0], panel)])
+        outputs, inputs = weight.shape
+        self._panel: int = loaded().linear_panel()
+        groups, panels = len(weight.scale), -(-outputs // self._panel)
+        parts = _parts(inputs // groups)
+        form = CWeights(outputs=outputs, inputs=inputs, format=_FORMATS[type(weight)], groups=groups * parts)
+        numbers = (weight.packed if isinstance(weight, Int4Weight) else weight.data.view(torch.int8)).contiguous()
+        words = 4 if isinstance(weight, Int4Weight) else 1  # inputs per number
+        self.weight = numbers.new_zeros((panels, inputs // words, self._panel))
+        call_pack(loaded().quantized_pack, numbers, numbers.stride(-2), self.weight, form)
         self._bias = None if bias is None else bias.detach().to(dtype).contiguous()
-        groups = len(weight.scale)
-        parts = _parts(self.shape[1] // groups)
-        self._scale = _in_panels(weight.scale[:, : self.shape[0]], panel, parts)
-        zero = None if isinstance(weight, Fp8Weight) else weight.zero
-        self._zero = None if zero is None else _in_panels(zero, panel, parts)
-        self._use(
-            CWeights(
-                scale=self._scale.data_ptr(),
-                zero=None if self._zero is None else self._zero.data_ptr(),
-                format=_FORMATS[type(weight)],
-                groups=groups * parts,
-            )
-        )
+        self._set(form, "scale", weight.scale[:, :outputs], parts)
+        if not isinstance(weight, Fp8Weight):
+            for name in ("zero", "minimum"):
+                self._set(form, name, getattr(weight, name), parts)
+            for name in ("scale_factor", "minimum_factor"):
+                self._set(form, name, getattr(weight, name))
+            form.factor_groups = 0 if weight.scale_factor is None else form.groups // len(weight.scale_factor)
+        form.has_halves = weight.scale.dtype == torch.float16
+        self._use(form)
+
+    def _set(self, form: CWeights, field: str, term: Tensor | None, parts: int = 1) -> None:
+        """Rearrange a term (groups, features) into panels (panels, groups, features of a panel) for C.
+
+        Each group is repeated `parts` times.
+        """
+        if term is None:
+            return
+        padded = functional.pad(term, (0, -term.shape[1] % self._panel)).repeat_interleave(parts, 0)
+        panels = padded.view(len(padded), -1, self._panel).transpose(0, 1).contiguous()
+        setattr(form, field, panels.data_ptr())
+        setattr(self, f"_{field}", panels)  # C keeps only the pointer
 
 
 def can_pack_quantized(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
@@ -51,28 +65,3 @@ def _parts(length: int) -> int:
     """Return into how many sums C divides a group; 1 if no equal parts are short enough."""
     counts = (count for count in range(1, length + 1) if length % (count * _INPUTS_PER_WORD) == 0)
     return next((count for count in counts if length // count <= _LONGEST_SUM), 1)
-
-
-def _spans(features: int, panel: int) -> list[tuple[int, int]]:
-    at_once = _PANELS_AT_ONCE * panel
-    return [(start, min(start + at_once, features)) for start in range(0, features, at_once)]
-
-
-def _packed(weight: QuantizedWeight, panel: int) -> Tensor:
-    """Rearrange into panels, (panels, inputs, outputs of a panel) int8, or words of eight INT4 inputs."""
-    features, inputs = weight.shape
-    if isinstance(weight, Int4Weight):
-        eights = (weight.values() + 8).int().view(features, -1, _INPUTS_PER_WORD)
-        words = torch.zeros_like(eights[:, :, 0])
-        for index in range(_INPUTS_PER_WORD):
-            words |= eights[:, :, index] << (index // 2 * 4 + index % 2 * 16)
-    else:
-        words = weight.data[:features, :inputs].view(torch.int8)
-    padded = functional.pad(words, (0, 0, 0, -features % panel))
-    return padded.view(-1, panel, padded.shape[1]).transpose(1, 2).contiguous()
-
-
-def _in_panels(rows: Tensor, panel: int, parts: int) -> Tensor:
-    """Rearrange (groups, features) into (panels, groups, features of a panel), each group repeated `parts` times."""
-    padded = functional.pad(rows, (0, -rows.shape[1] % panel)).repeat_interleave(parts, 0)
-    return padded.view(len(padded), -1, panel).transpose(0, 1).contiguous()

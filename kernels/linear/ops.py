@@ -59,6 +59,18 @@ class QuantizedLinear(nn.Module):
         return product if self.bias is None else product + self.bias
 
 
+class QuantizedEmbedding(nn.Module):
+    """Embeddings that are looked up in a quantized layer, so that no plain copy exists: a tied head, or their own."""
+
+    def __init__(self, head: QuantizedLinear) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Map (tokens,) int64 to (tokens, in_features)."""
+        return self.head.weight.rows(token_ids).dequantized().to(self.head.dtype)
+
+
 class ReorderedInputs(nn.Module):
     """A packed layer whose columns were reordered: sorts its inputs in the same way."""
 
@@ -75,9 +87,9 @@ class ReorderedInputs(nn.Module):
 def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
     """Replace every `nn.Linear` and `QuantizedLinear` of a CPU model in place, if its weights can be packed.
 
-    The plain weights are overwritten or freed, unless another layer uses them too. Embeddings that are tied to a head
-    are looked up in the head if Updraft's kernel packs it. A packed model stays unchanged. Raises ConfigurationError if
-    this machine does not support `batch_invariant`.
+    The plain weights are overwritten or freed, unless another layer uses them too. Embeddings that are tied to a head,
+    and quantized ones, are looked up in the packed layer if Updraft's kernel packs it. A packed model stays unchanged.
+    Raises ConfigurationError if this machine does not support `batch_invariant`.
     """
     own = (parameter for module in model.modules() for parameter in module.parameters(recurse=False))
     owners = Counter(parameter.data_ptr() for parameter in own)
@@ -87,6 +99,8 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
     }
     kinds = nn.Linear | OneDnnLinear | QuantizedLinear
     places = [(parent, name) for parent, name, child in children if isinstance(child, kinds)]
+    lookups = [(parent, name) for parent, name, child in children if isinstance(child, QuantizedEmbedding)]
+    shared: dict[int, nn.Module] = {}  # packed layers by the ids of those that they replace
     del children
     for parent, name in places:  # one at a time: each plain matrix is freed before the next is packed
         child = getattr(parent, name)
@@ -101,12 +115,19 @@ def pack_linears(model: nn.Module, *, batch_invariant: bool = False) -> None:
                 del child
                 release_freed_memory()
         elif isinstance(child, QuantizedLinear):
-            setattr(parent, name, _packed_quantized(child))
+            shared[id(child)] = shared.get(id(child)) or _packed_quantized(child)
+            setattr(parent, name, shared[id(child)])
+            del child
+            release_freed_memory()
         elif batch_invariant and not child.is_invariant:
             raise ConfigurationError(
                 "batch_invariant: another engine packed this model without the option. Load the model again.",
                 param="batch_invariant",
             )
+    for parent, name in lookups:
+        head = getattr(parent, name).head
+        if isinstance(head, NativeLinear):
+            setattr(parent, name, NativeEmbedding(head))
     if batch_invariant:
         _check_invariance(model)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -59,16 +61,25 @@ def fp8_weight(data: Tensor, scale: Tensor) -> Fp8Weight:
     return Fp8Weight(padded, functional.pad(scale, (0, -features % ALIGNMENT), value=1.0), (features, inputs))
 
 
-def int8_weight(data: Tensor, scale: Tensor, zero: Tensor | None = None, order: Tensor | None = None) -> Int8Weight:
-    """Return the weight of `data` (features, inputs) int8, whose groups must be multiples of 16 inputs."""
+def int8_weight(
+    data: Tensor, scale: Tensor, zero: Tensor | None = None, order: Tensor | None = None, **minima: Tensor | None
+) -> Int8Weight:
+    """Return the weight of `data` (features, inputs) int8, whose groups must be multiples of 16 inputs.
+
+    `minima`: the fields `minimum`, `scale_factor` and `minimum_factor`.
+    """
     _check_inputs(data, ALIGNMENT * len(scale))
-    return Int8Weight(data.contiguous(), scale.contiguous(), _contiguous(zero), order)
+    terms = _contiguous(scale=scale, zero=zero, **minima)
+    return Int8Weight(data=data.contiguous(), order=order, **terms)
 
 
-def int4_weight(values: Tensor, scale: Tensor, zero: Tensor | None = None, order: Tensor | None = None) -> Int4Weight:
-    """Return the weight of `values` (features, inputs) int8 from -8 to 7.
+def int4_weight(
+    values: Tensor, scale: Tensor, zero: Tensor | None = None, order: Tensor | None = None, **minima: Tensor | None
+) -> Int4Weight:
+    """Return the weight of `values` (features, inputs) int8 from -8 to 7, or from 0 to 15 with a minimum.
 
-    Inputs must be a multiple of 64. A group must be a multiple of 64 inputs, or have 32 or 16.
+    Inputs must be a multiple of 64. A group must be a multiple of 64 inputs, or have 32 or 16. `minima`: the fields
+    `minimum`, `scale_factor` and `minimum_factor`.
     """
     features, inputs = values.shape
     _check_inputs(values, min(_STEPS))
@@ -79,13 +90,15 @@ def int4_weight(values: Tensor, scale: Tensor, zero: Tensor | None = None, order
             f"Groups of {length} inputs are not supported in 4 bits: use 16, 32 or multiples of 64.",
             param="quantization",
         )
-    quarters = (values + 8).view(features, -1, 4, step // 4).transpose(0, 1).to(torch.int16)
-    words = quarters[:, :, 0] | quarters[:, :, 1] << 4 | quarters[:, :, 2] << 8 | quarters[:, :, 3] << 12
-    return Int4Weight(words.contiguous(), scale.contiguous(), _contiguous(zero), order)
+    nibbles = (values if minima.get("minimum") is not None else values + 8).view(torch.uint8)
+    low, low_high, high, highest = nibbles.view(features, inputs // step, 4, step // 4).unbind(2)
+    words = torch.stack((low | low_high << 4, high | highest << 4), dim=3).view(torch.int16).squeeze(3)
+    terms = _contiguous(scale=scale, zero=zero, **minima)
+    return Int4Weight(packed=words.transpose(0, 1).contiguous(), order=order, **terms)
 
 
-def _contiguous(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.contiguous()
+def _contiguous(**terms: Tensor | None) -> dict[str, Any]:
+    return {name: None if term is None else term.contiguous() for name, term in terms.items()}
 
 
 def _check_inputs(weight: Tensor, multiple: int) -> None:

@@ -21,7 +21,7 @@ def quantized_linear_reference(hidden: Tensor, weight: QuantizedWeight) -> Tenso
     features, inputs = weight.shape
     at_once = max(1, _NUMBERS_AT_ONCE // inputs)
     starts = range(0, features, at_once)
-    parts = (weight.rows(start, start + at_once).dequantized() for start in starts)
+    parts = (weight.rows(slice(start, start + at_once)).dequantized() for start in starts)
     return torch.cat([functional.linear(hidden, part.to(hidden.dtype)) for part in parts], dim=1)
 
 

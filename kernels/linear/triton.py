@@ -21,11 +21,13 @@ from torch import Tensor
 from ..runtime.backend import num_multiprocessors
 from ..runtime.numeric import FP8_MAX, cdiv, next_power_of_2
 from .launch import MatmulShape, inputs_per_step, matmul_launch, split_k
-from .types import FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight
+from .types import FP8, SMALLEST_SCALE, Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
 
 _REDUCED = 1024
 #: Maximum inputs per step of 8-bit weights in groups: longer steps need more registers.
 _GROUPED_STEP = 64
+#: Tile of INT4 weights with minima: larger ones spill registers.
+_MINIMA_TOKENS = 64
 #: Arguments that vary between steps. Triton must not compile separate kernels for values of 1 and multiples of 16.
 _VARYING = ("num_tokens", "num_steps", "split_steps", "group_steps")
 #: Number of multiprocessors assumed in Triton's interpreter: so few that even small products in tests are split.
@@ -34,26 +36,25 @@ _SMALL_GPU = 4
 
 def int8_linear(hidden: Tensor, weight: Int8Weight) -> Tensor:
     """Map (tokens, inputs) to (tokens, features) in the dtype of `hidden`."""
-    return _byte_linear(hidden, weight.data, weight.scale, weight.zero, weight.shape[0])
+    return _byte_linear(hidden, weight.data, weight)
 
 
-def _byte_linear(hidden: Tensor, data: Tensor, scale: Tensor, zero: Tensor | None, features: int) -> Tensor:
-    """Multiply by INT8 or FP8 `data` with `scale` and `zero` per group of inputs."""
-    tokens, inputs = hidden.shape
-    step = inputs_per_step(inputs // len(scale), tokens)
-    step = min(step, _GROUPED_STEP) if len(scale) > 1 else step
-    product = MatmulShape(tokens, features, inputs // step)
-    constants = {"GROUPED": len(scale) > 1, "HAS_ZERO": zero is not None, "BLOCK_INPUTS": step}
-    return _linear(byte_kernel, hidden, (data, scale, scale if zero is None else zero), product, constants)
+def _byte_linear(hidden: Tensor, data: Tensor, weight: Int8Weight | Fp8Weight) -> Tensor:
+    """Multiply by INT8 or FP8 `data` with terms per group of inputs."""
+    (tokens, inputs), groups = hidden.shape, len(weight.scale)
+    is_grouped = groups > 1 or (isinstance(weight, Int8Weight) and weight.minimum is not None)
+    step = inputs_per_step(inputs // groups, tokens)
+    step = min(step, _GROUPED_STEP) if is_grouped else step
+    product = MatmulShape(tokens, weight.shape[0], inputs // step)
+    return _linear(byte_kernel, hidden, (data, weight), product, {"GROUPED": is_grouped, "BLOCK_INPUTS": step})
 
 
 def int4_linear(hidden: Tensor, weight: Int4Weight) -> Tensor:
     """Map (tokens, inputs) to (tokens, features) in the dtype of `hidden`."""
     steps, groups = len(weight.packed), len(weight.scale)
     product = MatmulShape(hidden.shape[0], weight.shape[0], steps)
-    constants = {"STEP": weight.step, "GROUPS": max(1, groups // steps), "HAS_ZERO": weight.zero is not None}
-    zero = weight.scale if weight.zero is None else weight.zero
-    return _linear(int4_kernel, hidden, (weight.packed, weight.scale, zero), product, constants)
+    constants = {"STEP": weight.step, "GROUPS": max(1, groups // steps)}
+    return _linear(int4_kernel, hidden, (weight.packed, weight), product, constants)
 
 
 def fp8_linear(hidden: Tensor, weight: Fp8Weight) -> Tensor:
@@ -63,7 +64,7 @@ def fp8_linear(hidden: Tensor, weight: Fp8Weight) -> Tensor:
     with a scale per group are multiplied with unquantized activations in Triton.
     """
     if len(weight.scale) > 1:
-        return _byte_linear(hidden, weight.data, weight.scale, None, weight.shape[0])
+        return _byte_linear(hidden, weight.data, weight)
     data, scale = quantize_tokens(hidden)
     if not len(hidden):
         return hidden.new_empty(0, weight.shape[0])
@@ -91,24 +92,27 @@ def quantize_tokens(hidden: Tensor) -> tuple[Tensor, Tensor]:
 def _linear(
     kernel: Any,
     hidden: Tensor,
-    weights: tuple[Tensor, Tensor, Tensor],
+    weights: tuple[Tensor, QuantizedWeight],
     product: MatmulShape,
     constants: Mapping[str, int],
 ) -> Tensor:
-    """Launch `kernel`, and sum its splits if there are several."""
+    """Launch `kernel` for numbers and their weight, and sum its splits if there are several."""
     tokens, features = product.tokens, product.features
     out = hidden.new_empty(tokens, features)
     if not tokens:
         return out
-    launch = matmul_launch(tokens)
+    needs_registers = isinstance(weights[1], Int4Weight) and weights[1].minimum is not None
+    launch = matmul_launch(min(tokens, _MINIMA_TOKENS) if needs_registers else tokens)
     split = split_k(product, launch, num_multiprocessors(hidden.device) if hidden.is_cuda else _SMALL_GPU)
     is_whole = split.count == 1
     parts = out if is_whole else hidden.new_empty(split.count, tokens, features, dtype=torch.float32)
     grid = (cdiv(features, launch.tiles["BLOCK_FEATURES"]), cdiv(tokens, launch.tiles["BLOCK_TOKENS"]), split.count)
+    numbers, weight = weights
+    terms, flags = _terms(hidden, weight)
     kernel[grid](
-        hidden, *weights, parts, tokens, features, product.steps, hidden.stride(0), weights[1].stride(0), split.steps,
-        max(1, product.steps // len(weights[1])),
-        **constants, **launch.tiles, num_warps=launch.num_warps, num_stages=launch.num_stages,
+        hidden, numbers, *terms, parts, tokens, features, product.steps, hidden.stride(0), weight.scale.stride(0),
+        split.steps, max(1, product.steps // len(weight.scale)),
+        **constants, **flags, **launch.tiles, num_warps=launch.num_warps, num_stages=launch.num_stages,
     )  # fmt: skip
     if not is_whole:
         grid = (cdiv(out.numel(), _REDUCED),)
@@ -116,11 +120,31 @@ def _linear(
     return out
 
 
+def _terms(hidden: Tensor, weight: QuantizedWeight) -> tuple[list[Tensor], dict[str, int]]:
+    """Return the kernels' pointers to a weight's terms and to the sums of inputs, and constants that say which exist.
+
+    Pointers to terms that do not exist are not read.
+    """
+    if isinstance(weight, Fp8Weight):
+        return [weight.scale] * 6, {"HAS_ZERO": 0, "HAS_MINIMUM": 0, "FACTOR_GROUPS": 0}
+    terms = (weight.scale, weight.zero, weight.minimum, weight.scale_factor, weight.minimum_factor)
+    sums = None  # (groups, tokens) float32
+    if weight.minimum is not None:
+        groups = hidden.unflatten(1, (len(weight.scale), -1))
+        sums = groups.sum(2, dtype=torch.float32).t().contiguous()
+    flags = {
+        "HAS_ZERO": int(weight.zero is not None),
+        "HAS_MINIMUM": int(weight.minimum is not None),
+        "FACTOR_GROUPS": 0 if weight.scale_factor is None else len(weight.scale) // len(weight.scale_factor),
+    }
+    return [weight.scale if term is None else term for term in (*terms, sums)], flags
+
+
 @triton.jit(do_not_specialize=_VARYING)
 def byte_kernel(
-    hidden, weight, scale, zero, out, num_tokens, num_features, num_steps, token_stride, group_stride, split_steps,
-    group_steps,
-    GROUPED: tl.constexpr, HAS_ZERO: tl.constexpr,
+    hidden, weight, scale, zero, minimum, scale_factor, minimum_factor, input_sums, out, num_tokens, num_features,
+    num_steps, token_stride, group_stride, split_steps, group_steps,
+    GROUPED: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr, FACTOR_GROUPS: tl.constexpr,
     BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr, BLOCK_INPUTS: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of features and tokens over the steps of this split, BLOCK_INPUTS inputs each.
@@ -141,10 +165,15 @@ def byte_kernel(
         values = tl.load(activations)
         numbers = tl.load(weights).to(values.dtype)
         if GROUPED:
-            group = (step // group_steps).to(tl.int64) * group_stride + row
+            group = step // group_steps
             if HAS_ZERO:
-                numbers -= tl.load(zero + group)[:, None].to(values.dtype)
-            total += tl.dot(numbers, values, input_precision="ieee") * tl.load(scale + group)[:, None]
+                numbers -= tl.load(zero + group.to(tl.int64) * group_stride + row)[:, None].to(values.dtype)
+            scales = _group_terms(scale, scale_factor, group, group_stride, row, FACTOR_GROUPS)
+            total += tl.dot(numbers, values, input_precision="ieee") * scales[:, None]
+            if HAS_MINIMUM:
+                minima = _group_terms(minimum, minimum_factor, group, group_stride, row, FACTOR_GROUPS)
+                minima = tl.where(step % group_steps == 0, minima, 0.0)  # once per group
+                total += minima[:, None] * tl.load(input_sums + group.to(tl.int64) * num_tokens + column)[None, :]
         else:
             if HAS_ZERO:
                 numbers -= tl.load(zero + row)[:, None].to(values.dtype)
@@ -152,15 +181,16 @@ def byte_kernel(
         weights += BLOCK_INPUTS
         activations += BLOCK_INPUTS
     if not GROUPED:
-        total *= tl.load(scale + row)[:, None]
+        total *= tl.load(scale + row).to(tl.float32)[:, None]
     _store_tile(out, total, features, tokens, num_features, num_tokens)
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def int4_kernel(
-    hidden, packed, scale, zero, out, num_tokens, num_features, num_steps, token_stride, group_stride, split_steps,
-    group_steps,
-    GROUPS: tl.constexpr, HAS_ZERO: tl.constexpr, STEP: tl.constexpr,
+    hidden, packed, scale, zero, minimum, scale_factor, minimum_factor, input_sums, out, num_tokens, num_features,
+    num_steps, token_stride, group_stride, split_steps, group_steps,
+    GROUPS: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr, FACTOR_GROUPS: tl.constexpr,
+    STEP: tl.constexpr,
     BLOCK_FEATURES: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Compute one tile of features and tokens over the steps of this split.
@@ -181,19 +211,34 @@ def int4_kernel(
     for step in range(first, tl.minimum(first + split_steps, num_steps)):
         words = tl.load(weights)
         for index in tl.static_range(GROUPS):
-            group = (step * GROUPS // group_steps + index).to(tl.int64) * group_stride + row
+            group = step * GROUPS // group_steps + index
             part = tl.zeros((BLOCK_FEATURES, BLOCK_TOKENS), tl.float32)
             zeros = tl.zeros((BLOCK_FEATURES, 1), hidden.dtype.element_ty)
             if HAS_ZERO:
-                zeros = tl.load(zero + group)[:, None].to(hidden.dtype.element_ty)
+                zeros = tl.load(zero + group.to(tl.int64) * group_stride + row)[:, None].to(hidden.dtype.element_ty)
+            if HAS_MINIMUM:
+                zeros -= 8  # with minima, numbers begin at 0
             for inner in tl.static_range(QUARTERS):
                 values = tl.load(activations + (index * QUARTERS + inner) * WORDS)
                 numbers = _quarter(words, index * QUARTERS + inner, zeros, values.dtype)
                 part = tl.dot(numbers, values, part, input_precision="ieee")
-            total += part * tl.load(scale + group)[:, None]
+            total += part * _group_terms(scale, scale_factor, group, group_stride, row, FACTOR_GROUPS)[:, None]
+            if HAS_MINIMUM:
+                minima = _group_terms(minimum, minimum_factor, group, group_stride, row, FACTOR_GROUPS)
+                minima = tl.where(step % group_steps == 0, minima, 0.0)  # once per group
+                total += minima[:, None] * tl.load(input_sums + group.to(tl.int64) * num_tokens + column)[None, :]
         weights += num_features * WORDS
         activations += STEP
     _store_tile(out, total, features, tokens, num_features, num_tokens)
+
+
+@triton.jit
+def _group_terms(terms, factors, group, group_stride, row, FACTOR_GROUPS: tl.constexpr):
+    """Return the scales or minima of one group as float32."""
+    values = tl.load(terms + group.to(tl.int64) * group_stride + row).to(tl.float32)
+    if FACTOR_GROUPS > 0:
+        values *= tl.load(factors + (group // FACTOR_GROUPS).to(tl.int64) * group_stride + row).to(tl.float32)
+    return values
 
 
 @triton.jit

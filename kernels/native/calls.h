@@ -8,13 +8,16 @@
 enum { PLAIN, INT8, INT4, FP8 };
 
 /* `packed`: panels of outputs (linear.c, quantized.c), (ceil(outputs / PANEL), inputs, PANEL). `bias`: null or one per
-   output. Only for quantized weights: `scale` and `zero`, (panels, groups, PANEL); `zero` may be null. `format`: of the
-   weights; `is_bf16`: inputs, outputs, bias and plain weights are bfloat16, else float. */
+   output. Only for quantized weights: `scale`, `zero` and `minimum`, (panels, groups, PANEL); the latter two may be
+   null. Scales and minima are floats; float16 if `has_halves`; or bytes that are multiplied by factors in float16,
+   (panels, groups / factor_groups, PANEL), if `scale_factor` is not null. `format`: of the weights; `is_bf16`: inputs,
+   outputs, bias and plain weights are bfloat16, else float. */
 typedef struct {
-    const void *packed, *bias;
-    const float *scale;
+    const void *packed, *bias, *scale;
     const int8_t *zero;
-    int64_t outputs, inputs, is_bf16, format, groups;
+    const void *minimum;
+    const uint16_t *scale_factor, *minimum_factor;
+    int64_t outputs, inputs, is_bf16, format, groups, has_halves, factor_groups;
 } Weights;
 
 /* `inputs`: rows with a distance of `stride` elements. `outputs`: contiguous rows. */
@@ -28,6 +31,7 @@ typedef struct {
 void linear(const LinearCall *call);
 void quantized_linear(const LinearCall *call);
 int linear_rows(const Weights *weights, const int64_t *outputs, int64_t rows, void *plain);
+void quantized_row(const Weights *weights, int64_t output, void *plain);
 
 /* Rows of `hidden` and `residual` are `stride` and `residual_stride` elements apart; rows of `out` are contiguous. If
    `residual` is not null, it becomes the sum with `hidden`, and the sum is normed. */

@@ -8,11 +8,12 @@
 /* `decoder` and `sampling`: of a pass with as many rows as the first pass, one row per sequence. Data that differ per
    pass follow those of the previous pass: slots, `sequences`, angles, noise keys and chosen tokens. `live`: number of
    sequences in each pass, a prefix of the previous pass's sequences. `first`: tokens of the first pass. `embeddings`:
-   (vocabulary, size), null if they are the head's weights; multiplied by `embedding_scale`. */
+   (vocabulary, size), null if they are the weights of `lookup`; multiplied by `embedding_scale`. */
 typedef struct {
     const DecoderCall *decoder;
     const SampleCall *sampling;
     const void *embeddings;
+    const Weights *lookup;
     const int64_t *first, *live;
     int64_t passes;
     double embedding_scale;
@@ -21,7 +22,7 @@ typedef struct {
 INLINE void embed(const ContinuationCall *call, const int64_t *tokens, int64_t rows, const int is_bf16) {
     const int64_t size = call->decoder->size;
     void *to = call->decoder->residual;
-    if (!call->embeddings) linear_rows(call->decoder->head, tokens, rows, to);
+    if (!call->embeddings) linear_rows(call->lookup, tokens, rows, to);
     for (int64_t row = 0; row < rows; row++) {
         const void *from = call->embeddings ? call->embeddings : to;
         const int64_t place = (call->embeddings ? tokens[row] : row) * size;

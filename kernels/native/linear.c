@@ -43,6 +43,10 @@ int linear_rows(const Weights *weights, const int64_t *outputs, int64_t rows, vo
     const int64_t words = weights->inputs * size_of(weights->is_bf16) / 4;
     for (int64_t row = 0; row < rows; row++) {
         if (outputs[row] < 0 || outputs[row] >= weights->outputs) return -1;
+        if (weights->format) {
+            quantized_row(weights, outputs[row], (char *)plain + row * words * 4);
+            continue;
+        }
         const int64_t panel = outputs[row] / PANEL, output = outputs[row] % PANEL;
         const char *from = (const char *)weights->packed + (panel * words * PANEL + output) * 4;
         for (int64_t word = 0; word < words; word++)

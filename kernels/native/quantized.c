@@ -1,8 +1,8 @@
 /* Matrix products with INT8, INT4 and FP8 weights in panels of outputs, for float and bfloat16 inputs.
 
-   A weight is (number - zero) * scale, with a scale and a zero per output and group of inputs. Numbers become floats or
-   (INT4) bfloat16 in registers, exactly, and each group's sum of products is scaled. The zeros are subtracted from that
-   sum, times the sum of the group's inputs. As in linear.c, an output's bits do not depend on other rows. */
+   A weight is (number - zero) * scale + minimum, with these terms per output and group of inputs. Numbers become floats
+   or (INT4) bfloat16 in registers, exactly, and each group's sum of products is scaled. Zeros and minima are added to
+   that sum, times the sum of the group's inputs. As in linear.c, an output's bits do not depend on other rows. */
 
 #include <stdlib.h>
 
@@ -15,8 +15,8 @@
 #define TALLEST (VECTORS * 4)  /* rows whose sums, operands and converted weights fill the registers */
 #define FEW_ROWS 2  /* up to this many rows, two panels at a time: more sums that do not wait for each other */
 #define FP8_FACTOR 0x1p120f  /* from the offset of a float's exponent to that of FP8 */
-#define BIAS 16  /* is added to stored INT4 weights, which are numbers from -8 to 7 plus OFFSET */
-#define OFFSET 8
+#define BIAS 16  /* is added to stored INT4 weights, which are numbers from -8 to 7 plus OFFSET, or from 0 to 15 */
+#define OFFSET 8 /* 0 if there are minima */
 
 typedef int8_t bytes __attribute__((vector_size(16)));
 typedef int16_t shorts __attribute__((vector_size(32)));
@@ -91,6 +91,22 @@ INLINE void sum_products(const int rows, const int wide, const char *inputs, int
     }
 }
 
+/* Return the numbers that stand for 0; `at` is an index into the zeros. */
+INLINE vec zeros_at(const Weights *weights, int64_t at, const int format) {
+    const vec zero = all(format != INT4 ? 0 : weights->minimum ? BIAS : BIAS + OFFSET);
+    return weights->zero ? zero + __builtin_convertvector(wide_bytes(weights->zero + at), vec) : zero;
+}
+
+/* Return the scales or minima of one vector of a panel. */
+INLINE vec terms_at(const Weights *weights, const void *terms, const uint16_t *factors, int64_t panel, int64_t group,
+                    const int v) {
+    const int64_t at = (panel * weights->groups + group) * PANEL + v * LANES;
+    if (!factors) return weights->has_halves ? load_halves(terms, at) : load(terms, at, 0);
+    const int32_t groups = weights->groups, of_factor = weights->factor_groups;
+    const int64_t factor_at = (panel * (groups / of_factor) + (int32_t)group / of_factor) * PANEL + v * LANES;
+    return __builtin_convertvector(wide_bytes((const int8_t *)terms + at), vec) * load_halves(factors, factor_at);
+}
+
 /* Where the sums of a panel are, and what their groups are multiplied with. */
 typedef struct {
     const LinearCall *call;
@@ -104,15 +120,19 @@ INLINE void add_group(const Place *place, int64_t row, const int rows, const int
     const Weights *weights = place->call->weights;
     for (int v = 0; v < wide * VECTORS; v++) {
         const int64_t panel = place->panel + v / VECTORS;
-        const int64_t at = (panel * weights->groups + place->group) * PANEL + v % VECTORS * LANES;
-        vec zero = all(format == INT4 ? BIAS + OFFSET : 0);
-        if (weights->zero) zero += __builtin_convertvector(wide_bytes(weights->zero + at), vec);
-        const vec scale = load(weights->scale, at, 0);
+        const vec zero = zeros_at(weights, (panel * weights->groups + place->group) * PANEL + v % VECTORS * LANES, format);
+        const vec scale = terms_at(weights, weights->scale, weights->scale_factor, panel, place->group, v % VECTORS);
+        vec minimum = all(0);
+        if (weights->minimum)
+            minimum = terms_at(weights, weights->minimum, weights->minimum_factor, panel, place->group, v % VECTORS);
         for (int r = 0; r < rows; r++) {
             vec *sum = place->sums + (v / VECTORS * BLOCK_ROWS + row + r) * VECTORS + v % VECTORS;
             vec value = kept[r][v];
-            if (place->row_sums)
-                value -= zero * place->row_sums[(place->first + row + r) * weights->groups + place->group];
+            if (place->row_sums) { /* one product per line: a row's bits would depend on how GCC fuses two */
+                const float inputs = place->row_sums[(place->first + row + r) * weights->groups + place->group];
+                value -= zero * inputs;
+                *sum += minimum * inputs;
+            }
             *sum += value * scale;
         }
     }
@@ -215,6 +235,60 @@ static float *widen_inputs(const LinearCall *call) {
     return floats;
 }
 
+/* Dequantize the weights of one output into `plain`, in the type of the activations. */
+void quantized_row(const Weights *weights, int64_t output, void *plain) {
+    const int64_t panel = output / PANEL, inputs = weights->inputs, length = inputs / weights->groups;
+    const int v = output % PANEL / LANES, lane = output % LANES, is_int4 = weights->format == INT4;
+    const char *from = (const char *)weights->packed + panel * PANEL * (is_int4 ? inputs / 2 : inputs);
+    for (int64_t group = 0; group < weights->groups; group++) {
+        const int64_t at = (panel * weights->groups + group) * PANEL + v * LANES;
+        const vec zero = zeros_at(weights, at, is_int4 ? INT4 : INT8);
+        const vec scale = terms_at(weights, weights->scale, weights->scale_factor, panel, group, v);
+        vec minimum = all(0);
+        if (weights->minimum) minimum = terms_at(weights, weights->minimum, weights->minimum_factor, panel, group, v);
+        for (int64_t i = group * length; i < (group + 1) * length; i++) {
+            vec number;
+            if (is_int4) number = (vec)float_words(words_at(from + i / 8 * PANEL * 4 + v * 64), i % 8 / 2, i % 2);
+            else number = floats_of(from + i * PANEL + v * LANES, weights->format);
+            const vec values = (number - zero) * scale + minimum;
+            store_some(plain, i, all(values[lane]), 1, weights->is_bf16);
+        }
+    }
+}
+
+/* Rearrange numbers into panels. `numbers`: rows of bytes, `stride` bytes apart; for INT4, words of four inputs that are
+   `stride` apart, (steps, outputs, stride). Bytes and words beyond the last output stay unchanged. */
+void quantized_pack(const void *numbers, int64_t stride, void *packed, const Weights *weights, int64_t num_threads) {
+    const int64_t panels = (weights->outputs + PANEL - 1) / PANEL, inputs = weights->inputs;
+#pragma omp parallel for num_threads(num_threads)
+    for (int64_t panel = 0; panel < panels; panel++) {
+        const int64_t first = panel * PANEL, left = weights->outputs - first, outputs = left < PANEL ? left : PANEL;
+        if (weights->format != INT4) {
+            const char *from = (const char *)numbers + first * stride;
+            char *to = (char *)packed + first * inputs;
+            for (int64_t i = 0; i < inputs; i += 8) {
+                const int64_t count = inputs - i < 8 ? inputs - i : 8;
+                uint64_t eights[PANEL] = {0};
+                for (int64_t o = 0; o < outputs; o++) memcpy(eights + o, from + o * stride + i, count);
+                for (int64_t k = 0; k < count; k++, to += PANEL)
+                    for (int64_t o = 0; o < outputs; o++) to[o] = (char)(eights[o] >> 8 * k);
+            }
+            continue;
+        }
+        uint32_t *to = (uint32_t *)packed + first * inputs / 8;
+        for (int64_t i = 0; i < inputs; i += 8, to += PANEL) {
+            const int64_t step = i / (4 * stride), quarter = i % (4 * stride) / stride;
+            for (int64_t o = 0; o < outputs; o++) {
+                const uint16_t *from = (const uint16_t *)numbers + (step * weights->outputs + first + o) * stride + i % stride;
+                uint32_t word = 0;
+                for (int k = 0; k < 8; k++)
+                    word |= (uint32_t)(from[k] >> 4 * quarter & 0xf) << (k / 2 * 4 + k % 2 * 16);
+                to[o] = word;
+            }
+        }
+    }
+}
+
 void quantized_linear(const LinearCall *call) {
     static Block *const blocks[][2] = {[INT8] = {int8_block, int8_block_bf16},
                                        [INT4] = {int4_block, int4_block_bf16},
@@ -223,7 +297,8 @@ void quantized_linear(const LinearCall *call) {
     const int has_pairs = weights->is_bf16 && weights->format == INT4;
     LinearCall widened = *call;
     float *row_sums = NULL, *floats = NULL;
-    if (weights->zero || weights->format == INT4) row_sums = malloc(call->rows * weights->groups * sizeof(float));
+    if (weights->zero || weights->minimum || weights->format == INT4)
+        row_sums = malloc(call->rows * weights->groups * sizeof(float));
     if (weights->is_bf16 && !has_pairs) {
         floats = widen_inputs(call);
         widened.inputs = floats;

@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__F16C__)
 #include <immintrin.h>
 #endif
 
@@ -26,6 +26,23 @@ INLINE vec load(const void *array, int64_t index, const int is_bf16) {
     vec values;
     memcpy(&values, (const float *)array + index, sizeof values);
     return values;
+}
+
+/* Load sixteen elements of an array of float16 without infinite ones. */
+INLINE vec load_halves(const void *array, int64_t index) {
+    hvec stored;
+    memcpy(&stored, (const uint16_t *)array + index, sizeof stored);
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps((__m256i)stored);
+#elif defined(__F16C__)
+    vec values;
+    for (int half = 0; half < 2; half++)
+        _mm256_storeu_ps((float *)&values + 8 * half, _mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)stored, half)));
+    return values;
+#else
+    const uvec wide = __builtin_convertvector(stored, uvec);
+    return (vec)((wide & 0x7fff) << 13 | (wide & 0x8000) << 16) * 0x1p112f;
+#endif
 }
 
 /* Store sixteen values; for a bfloat16 array, round to nearest, ties to even. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ ARCHITECTURES = {
 }
 
 
-def write_gguf(model: Any, path: Path, quantization: str = "F32") -> None:
-    """Write `model` with matrices in `quantization`, vectors in F32, and a vocabulary of meaningless tokens."""
+def write_gguf(model: Any, path: Path, quantization: str | Callable[[str], str] = "F32") -> None:
+    """Write `model` with matrices in `quantization`, vectors in F32, and a vocabulary of meaningless tokens.
+
+    `quantization` may be a function of the tensor's name in transformers.
+    """
     config = model.config
     arch = ARCHITECTURES[config.architectures[0] if config.architectures else type(model).__name__]
     writer = gguf.GGUFWriter(path, arch)
@@ -38,7 +42,8 @@ def write_gguf(model: Any, path: Path, quantization: str = "F32") -> None:
             array = np.ascontiguousarray(array.reshape(tensor.shape))
         if arch == "gemma3" and name.endswith("norm.weight"):
             array = array + 1
-        kind = gguf.GGMLQuantizationType[quantization if array.ndim == 2 else "F32"]
+        wanted = quantization if isinstance(quantization, str) else quantization(name)
+        kind = gguf.GGMLQuantizationType[wanted if array.ndim == 2 else "F32"]
         data = array if kind == gguf.GGMLQuantizationType.F32 else gguf.quants.quantize(array, kind)
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), data, raw_dtype=kind)
     _write_rope(writer, config, arch)
@@ -46,6 +51,15 @@ def write_gguf(model: Any, path: Path, quantization: str = "F32") -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def dequantise(model: Any, quantization: Callable[[str], str]) -> None:
+    """Round a model's matrices in place as `write_gguf` stores them."""
+    for name, tensor in model.state_dict().items():
+        if tensor.ndim == 2 and not (name == "lm_head.weight" and model.config.tie_word_embeddings):
+            kind = gguf.GGMLQuantizationType[quantization(name)]
+            rounded = gguf.quants.dequantize(gguf.quants.quantize(tensor.float().numpy(), kind), kind)
+            tensor.copy_(torch.from_numpy(np.ascontiguousarray(rounded)))
 
 
 def _write_metadata(writer: Any, config: Any, arch: str) -> None:

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ....kernels.linear.quantization import fp8_weight, int4_weight, int8_weight
-from ....kernels.linear.types import FP8, QuantizedWeight
+from ....kernels.linear.types import FP8, QuantizedWeight, term_values
 from ....protocol.errors import ConfigurationError, ModelLoadError
 from ..sharding import Shard
+
+_TERMS = ("scale", "zero", "minimum", "scale_factor", "minimum_factor")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A quantized matrix: weight = (number - zero) * scale, with a scale and a zero per output and group of inputs."""
+    """A quantized matrix: weight = (number - zero) * scale + minimum, with terms per output and group of inputs."""
 
     # (outputs, inputs) int8 or FP8.
     numbers: Tensor
-    # (outputs, groups) float32.
+    # (outputs, groups) float32 or float16; int8 if there are factors.
     scale: Tensor
     # (outputs, groups) int8; None if all are 0.
     zero: Tensor | None = None
-    # Bits per number: 8, or 4 for numbers from -8 to 7.
+    # Bits per number: 8, or 4 for numbers from -8 to 7, or from 0 to 15 if there are minima.
     bits: int = 8
     # (inputs,) int64: the input of each column; None if in order. Its groups would be scattered otherwise.
     order: Tensor | None = None
+    # (outputs, groups) in the type of `scale`; None if all are 0.
+    minimum: Tensor | None = None
+    # (outputs, larger groups) float16: factors of `scale` and of `minimum`. None: 1.
+    scale_factor: Tensor | None = None
+    minimum_factor: Tensor | None = None
 
     @property
-    def group_size(self) -> int:
-        return self.numbers.shape[1] // self.scale.shape[1]
+    def form(self) -> tuple[object, ...]:
+        """Properties that joined weights have in common, besides the order."""
+        factors = 0 if self.scale_factor is None else self.scale_factor.shape[1]
+        begins_at_0 = self.bits == 4 and self.minimum is not None
+        return self.numbers.dtype, self.bits, begins_at_0, self.scale.dtype, self.scale.shape[1], factors
 
     def take(self, shard: Shard) -> StoredWeight:
         """Return a rank's part. Raises ConfigurationError if ranks that split the inputs would also split groups."""
@@ -41,30 +51,51 @@ class StoredWeight:
             return self
         numbers = shard.take(self.numbers.view(torch.int8)).view(self.numbers.dtype)
         if shard.dim == 0:
-            zero = None if self.zero is None else shard.take(self.zero)
-            return replace(self, numbers=numbers, scale=shard.take(self.scale), zero=zero)
-        if self.scale.shape[1] == 1:
-            return replace(self, numbers=numbers)
-        start, length = shard.unit * shard.group.share(shard.sections[0]).start, shard.length
-        groups = self.scale.shape[1]
-        if self.order is not None or start % self.group_size or length % self.group_size:
+            return self._with_terms(lambda _, term: shard.take(term), numbers=numbers)
+        start, inputs = shard.unit * shard.group.share(shard.sections[0]).start, self.numbers.shape[1]
+        factor = self.scale_factor
+        groups = (self.scale if factor is None or factor.shape[1] == 1 else factor).shape[1]
+        size = inputs // groups
+        if groups > 1 and (self.order is not None or start % size or shard.length % size):
             sizes = [1] if self.order is not None else [size for size in range(1, groups + 1) if groups % size == 0]
             raise ConfigurationError(
                 f"tensor_parallel: {shard.group.size} ranks would split quantization groups of this model "
-                f"({groups} groups of {self.group_size} inputs in a layer). Use {' or '.join(map(str, sizes))}.",
+                f"({groups} groups of {size} inputs in a layer). Use {' or '.join(map(str, sizes))}.",
                 param="tensor_parallel",
             )
-        span = (1, start // self.group_size, length // self.group_size)
-        zero = None if self.zero is None else self.zero.narrow(*span)
-        return replace(self, numbers=numbers, scale=self.scale.narrow(*span), zero=zero)
+
+        def part(_: str, term: Tensor) -> Tensor:
+            size = inputs // term.shape[1]
+            return term if size == inputs else term.narrow(1, start // size, shard.length // size)
+
+        return self._with_terms(part, numbers=numbers)
+
+    def widened(self, groups: int, *, keep_factors: bool) -> StoredWeight:
+        """Return the same weight in 8 bits and smaller groups, with or without factors."""
+
+        def wide(name: str, term: Tensor) -> Tensor:
+            if name.endswith("factor"):
+                return term
+            if not keep_factors and name != "zero":
+                term = term_values(term, getattr(self, f"{name}_factor"), 1)
+            return term.repeat_interleave(groups // term.shape[1], 1)
+
+        wider = self._with_terms(wide, bits=8)
+        return wider if keep_factors else replace(wider, scale_factor=None, minimum_factor=None)
 
     def pack(self) -> QuantizedWeight:
         """Return the weight in the kernels' form. Raises ConfigurationError for sizes that no kernel supports."""
-        scale = self.scale.t()
         if self.numbers.dtype == FP8:
-            return fp8_weight(self.numbers, scale)
-        weight = int4_weight if self.bits == 4 else int8_weight
-        return weight(self.numbers, scale, None if self.zero is None else self.zero.t(), self.order)
+            return fp8_weight(self.numbers, self.scale.t())
+        rows: dict[str, Any] = {name: getattr(self, name) for name in _TERMS}
+        terms: dict[str, Any] = {name: None if row is None else row.t() for name, row in rows.items()}
+        return (int4_weight if self.bits == 4 else int8_weight)(self.numbers, order=self.order, **terms)
+
+    def _with_terms(self, change: Callable[[str, Tensor], Tensor], **fields: Any) -> StoredWeight:
+        """Return this weight with changed terms and other `fields`."""
+        terms: dict[str, Tensor | None] = {name: getattr(self, name) for name in _TERMS}
+        changed = {name: change(name, term) for name, term in terms.items() if term is not None}
+        return replace(self, **changed, **fields)
 
 
 class Format(Protocol):
@@ -95,20 +126,29 @@ def joined(parts: Sequence[StoredWeight]) -> StoredWeight:
     first = parts[0]
     if len(parts) == 1:
         return first
-    for part in parts:
-        is_same = (part.numbers.dtype, part.bits, part.scale.shape[1]) == (
-            *(first.numbers.dtype, first.bits),
-            first.scale.shape[1],
-        )
-        if not is_same or not _equal(part.order, first.order):
-            raise ModelLoadError("layers that share their inputs must be quantized alike, with equal groups")
-    zeros = [torch.zeros_like(part.scale, dtype=torch.int8) if part.zero is None else part.zero for part in parts]
-    return replace(
-        first,
-        numbers=torch.cat([part.numbers.view(torch.int8) for part in parts]).view(first.numbers.dtype),
-        scale=torch.cat([part.scale for part in parts]),
-        zero=None if all(part.zero is None for part in parts) else torch.cat(zeros),
-    )
+    if any(part.form != first.form or not _equal(part.order, first.order) for part in parts):
+        raise ModelLoadError("layers that share their inputs must be quantized alike, with equal groups")
+
+    def whole(name: str) -> Tensor | None:
+        terms: list[Tensor | None] = [getattr(part, name) for part in parts]
+        like = next((term for term in terms if term is not None), None)
+        if like is None:
+            return None
+        pairs = zip(parts, terms, strict=True)
+        rows = [like.new_zeros(len(part.numbers), like.shape[1]) if term is None else term for part, term in pairs]
+        return torch.cat(rows)
+
+    numbers = torch.cat([part.numbers.view(torch.int8) for part in parts]).view(first.numbers.dtype)
+    return replace(first, numbers=numbers, **{name: whole(name) for name in _TERMS})
+
+
+def alike(parts: Sequence[StoredWeight]) -> Sequence[StoredWeight]:
+    """Return integer weights in one form, so that they can be joined: in 8 bits if they differ."""
+    if len({part.form for part in parts}) == 1:
+        return parts
+    factors = {None if part.scale_factor is None else part.scale_factor.shape[1] for part in parts}
+    groups = max(part.scale.shape[1] for part in parts)
+    return [part.widened(groups, keep_factors=len(factors) == 1) for part in parts]
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:

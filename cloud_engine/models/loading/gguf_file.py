@@ -1,7 +1,7 @@
-"""GGUF files as a source of weights: metadata with the keys of a `config.json`, and dequantised tensors.
+"""GGUF files as a source of weights: metadata with the keys of a `config.json`, and plain or packed tensors.
 
 With this module, a device's model file can be the draft model in the cloud. Updraft's own reader checks the header; the
-`gguf` package maps tensor names and dequantises.
+`gguf` package maps tensor names, and dequantises types that no kernel multiplies.
 """
 
 # the gguf library is untyped
@@ -26,6 +26,8 @@ from ....protocol.errors import MissingDependencyError, ModelLoadError
 from ..fields import Fields
 
 _NUMBERS_AT_ONCE = 2**20  # maximum dequantised numbers held in memory besides the model
+#: By ggml's ids of types: F32, F16 and BF16.
+_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 _NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 #: llama.cpp's name of an architecture -> Hugging Face's. Mistral is stored as llama.
@@ -63,7 +65,7 @@ class GgufFile:
         self._header = read_header(path)
         self._tensors = {tensor.name: tensor for tensor in self._header.tensors}
         with path.open("rb") as file:
-            self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch warns of read-only buffers
         self._arch = self._header.architecture
         if self._arch not in _ARCHITECTURES:
             raise ModelLoadError(
@@ -85,9 +87,33 @@ class GgufFile:
         return tuple(reversed(self._tensors[self._gguf_name(name)].shape))
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the type of dequantised tensors."""
-        del name
-        return torch.float32
+        """Return the type that a tensor is stored in; bfloat16 for blocks."""
+        return _PLAIN.get(self.kind(name), torch.bfloat16)
+
+    def has(self, name: str) -> bool:
+        return self._gguf_name(name) in self._tensors
+
+    def kind(self, name: str) -> int:
+        """Return ggml's id of a tensor's type; -1 if there is no such tensor."""
+        tensor = self._tensors.get(self._gguf_name(name))
+        return -1 if tensor is None else tensor.kind
+
+    def block_type(self, name: str) -> str | None:
+        """Return the name of a tensor's type; None if the type is plain or unknown."""
+        import gguf
+
+        kind = self.kind(name)
+        known = {int(member): member.name for member in gguf.GGMLQuantizationType}
+        return None if kind in _PLAIN else known.get(kind)
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor as it is stored, (rows, bytes) uint8. The next call may release its memory."""
+        tensor = self._tensors[self._gguf_name(name)]
+        self._mapping.madvise(mmap.MADV_DONTNEED)  # release pages that have been read
+        start, rows = self._header.data_start + tensor.start, math.prod(tensor.shape[1:])
+        stored = torch.frombuffer(self._mapping, dtype=torch.uint8, offset=start, count=tensor.size).view(rows, -1)
+        heads = self._adjacent_heads(name)
+        return stored if heads is None else _to_halves(stored, heads)
 
     def copy_into(self, name: str, target: Tensor) -> None:
         tensor = self._tensors[self._gguf_name(name)]
@@ -99,10 +125,16 @@ class GgufFile:
             rows = torch.from_numpy(np.require(numbers, requirements="W"))
             into[start : start + rows_at_once].copy_(rows - 1 if is_one_more else rows)
             self._mapping.madvise(mmap.MADV_DONTNEED)  # release pages that have been read
-        if self._arch == "llama" and ".self_attn.q_proj." in name:
-            _to_halves(target, self.fields.integer("num_attention_heads"))
-        elif self._arch == "llama" and ".self_attn.k_proj." in name:
-            _to_halves(target, self.fields.integer("num_key_value_heads"))
+        heads = self._adjacent_heads(name)
+        if heads is not None:
+            target.copy_(_to_halves(target, heads))
+
+    def _adjacent_heads(self, name: str) -> int | None:
+        """Return the number of heads in a tensor whose rotary pairs are adjacent; None for other tensors."""
+        if self._arch != "llama":
+            return None
+        keys = {".self_attn.q_proj.": "num_attention_heads", ".self_attn.k_proj.": "num_key_value_heads"}
+        return next((self.fields.integer(key) for part, key in keys.items() if part in name), None)
 
     def _dequantised(self, tensor: GgufTensor, rows: slice) -> Any:
         import gguf
@@ -133,8 +165,12 @@ class GgufFile:
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": "blk.0.attn_output.bias" in self._tensors,
             "rope_parameters": self._rope(),
+            "quantization_config": {"quant_method": "gguf"} if self._has_blocks() else {},
             **(self._gemma3(config) if self._arch == "gemma3" else {}),
         }
+
+    def _has_blocks(self) -> bool:
+        return any(tensor.kind not in _PLAIN for tensor in self._tensors.values())
 
     def _rope(self) -> dict[str, Any]:
         parameters: dict[str, Any] = {
@@ -190,8 +226,7 @@ def gguf_vocabulary(path: Path) -> dict[str, int] | None:
     return None if tokens is None else {token: token_id for token_id, token in enumerate(read_texts(path, tokens))}
 
 
-def _to_halves(weight: Tensor, heads: int) -> None:
-    """Reorder the rows of each head in place, so that rotary pairs are no longer adjacent, but half a head apart."""
+def _to_halves(weight: Tensor, heads: int) -> Tensor:
+    """Reorder the rows of each head, so that rotary pairs are no longer adjacent, but half a head apart."""
     per_head = weight.shape[0] // heads
-    halves = weight.view(heads, per_head // 2, 2, *weight.shape[1:]).transpose(1, 2)
-    weight.copy_(halves.reshape(weight.shape))
+    return weight.view(heads, per_head // 2, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ....kernels.linear.ops import QuantizedLinear
+from ....kernels.linear.ops import QuantizedEmbedding, QuantizedLinear
 from ....kernels.linear.types import QuantizedWeight
 from ....kernels.runtime.backend import Quantization
+from ....kernels.runtime.host_memory import release_freed_memory
 from ....protocol.errors import ModelLoadError
 from ..causal_model import CausalModel
 from ..decoder import Decoder
@@ -62,8 +63,8 @@ def load_model(
     """Load a Hugging Face style folder or a GGUF file, converting plain weights to `dtype` one by one.
 
     If `dtype` is None, all plain weights get the type of the stored embedding. A rank of a larger `group` keeps only
-    its part of each weight. Layers that are stored in a quantized format keep it. `quantization` quantizes all linear
-    layers of a plain model, except a tied head.
+    its part of each weight. Layers and embeddings that are stored in a quantized format keep it. `quantization`
+    quantizes all linear layers of a plain model, except a tied head.
 
     Raises ModelLoadError for an unknown architecture, a missing or damaged file, and missing, unexpected or wrongly
     shaped tensors; the message names them. Raises ConfigurationError if the weights do not suit `group` or
@@ -78,7 +79,7 @@ def load_model(
     parameters = dict(whole.named_parameters())  # lists a tied head only once
     own = {model.whole_name(name): name for name, _ in model.named_parameters()}
     sources = _sources(checkpoint, family, list(parameters))
-    layers = QuantizedLayers(checkpoint, sources) if isinstance(checkpoint, SafetensorsFolder) else None
+    layers = QuantizedLayers(checkpoint, sources)
     _check_names(checkpoint, sources, layers, tied_head=config.tie_word_embeddings, ignored=family.ignored)
     dtype = dtype or checkpoint.dtype(sources["embed_tokens.weight"][0])
     total = sum(parameters[name].numel() for name in own) * dtype.itemsize
@@ -88,7 +89,7 @@ def load_model(
     for name in filter(own.__contains__, sources):
         parts, shape, module = sources[name], parameters[name].shape, own[name].rpartition(".")[0]
         shard = getattr(model.get_submodule(module), "shard", None)
-        if layers is not None and name in layers:
+        if name in layers:
             quantized[module] = layers.load(name, tuple(shape), shard)
         else:
             rows = _rows(checkpoint, parts, shape)
@@ -103,12 +104,16 @@ def load_model(
         loaded += shape.numel() * dtype.itemsize
         if progress:
             progress(loaded, total)
+    is_tied = config.tie_word_embeddings and group.is_last
     for module, weight in quantized.items():
-        layer = QuantizedLinear(weight, state.pop(f"{module}.bias", None), dtype)
-        model.set_submodule(module, layer.to(device))
+        layer = QuantizedLinear(weight, state.pop(f"{module}.bias", None), dtype).to(device)
+        model.set_submodule(module, QuantizedEmbedding(layer) if module == "embed_tokens" else layer)
+        if module == "embed_tokens" and is_tied:
+            model.set_submodule("lm_head", layer)
     model.load_state_dict(state, assign=True, strict=False)  # not strict, because `_check_names` has checked the names
-    if config.tie_word_embeddings and group.is_last:
+    if is_tied and "embed_tokens" not in quantized:
         model.lm_head.weight = model.embed_tokens.weight
+    release_freed_memory()  # intermediate results of decoding
     return model.eval().requires_grad_(False)
 
 
@@ -132,21 +137,18 @@ def _sources(checkpoint: Checkpoint, family: Family, parameters: list[str]) -> d
 def _check_names(
     checkpoint: Checkpoint,
     sources: Mapping[str, tuple[str, ...]],
-    layers: QuantizedLayers | None,
+    layers: QuantizedLayers,
     *,
     tied_head: bool,
     ignored: tuple[str, ...],
 ) -> None:
-    expected = {part for parts in sources.values() for part in parts}
-    if layers is not None:
-        expected = layers.renamed(expected)
+    expected = layers.renamed({part for parts in sources.values() for part in parts})
     missing, unexpected = checkpoint.difference(expected)
     _refuse(checkpoint.where, "missing", missing)
     # Some exporters also write derived tensors: rotary frequencies, or the output layer of a tied head.
     derived = ("rotary_emb.inv_freq", "lm_head.weight") if tied_head else ("rotary_emb.inv_freq",)
     unexpected = {name for name in unexpected if not name.endswith(derived) and not name.startswith(ignored)}
-    if layers is not None:
-        unexpected = {name for name in unexpected if not layers.is_ignored(name)}
+    unexpected = {name for name in unexpected if not layers.is_ignored(name)}
     _refuse(checkpoint.where, "unexpected", unexpected)
 
 

@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ....kernels.linear.types import QuantizedWeight
 from ....protocol.errors import ConfigurationError, ModelLoadError
 from ..formats import formats_of
-from ..formats.format import Format, StoredWeight, joined
+from ..formats.format import Format, StoredWeight, alike, joined
+from ..formats.gguf import GGUF_BLOCKS
 from ..sharding import Shard
 from .checkpoint import SafetensorsFolder
+from .gguf_file import GgufFile
 
+_INT4_INPUTS = 64  # INT4 kernels need a multiple of this number
 _KV_SCALES = (".k_scale", ".v_scale")  # of a quantized KV cache, which the engine does not have
+_LOG = logging.getLogger(__name__)
 
 
 class QuantizedLayers:
     """The model's weights whose parts a checkpoint stores in a quantized format.
 
     The stored tensors decide which layers are quantized, not the lists in the configuration. Raises ModelLoadError if
-    only some parts of a weight are quantized.
+    only some parts of a weight are quantized; such a weight of a GGUF file is read as a plain one.
     """
 
-    def __init__(self, checkpoint: SafetensorsFolder, sources: Mapping[str, tuple[str, ...]]) -> None:
-        self._checkpoint = checkpoint
-        formats = formats_of(checkpoint.fields)
+    def __init__(self, checkpoint: SafetensorsFolder | GgufFile, sources: Mapping[str, tuple[str, ...]]) -> None:
+        self._checkpoint, self._is_gguf = checkpoint, isinstance(checkpoint, GgufFile)
+        formats = () if isinstance(checkpoint, GgufFile) else formats_of(checkpoint.fields)
         self._ignored = (*(f".{leaf}" for form in formats for leaf in form.ignored), *_KV_SCALES) if formats else ()
         self._layers: dict[str, list[tuple[str, Format]]] = {}
         for name, parts in sources.items():
             candidates = [(part.removesuffix(".weight"), _format(checkpoint, part, formats)) for part in parts]
             layers = [(layer, form) for layer, form in candidates if form is not None]
             if layers and len(layers) < len(candidates):
+                if self._is_gguf:
+                    continue
                 raise ModelLoadError(
                     f"{checkpoint.where}: of {', '.join(parts)}, only some are quantized; all or none must be."
                 )
             if layers:
                 self._layers[name] = layers
+        if isinstance(checkpoint, GgufFile):
+            plain = [part for name, parts in sources.items() if name not in self._layers for part in parts]
+            types = [kind for kind in map(checkpoint.block_type, plain) if kind is not None]
+            if types:
+                which = ", ".join(sorted(set(types)))
+                _LOG.warning(
+                    "%s: dequantizing %d tensors (%s), which takes memory.", checkpoint.where, len(types), which
+                )
 
     def __contains__(self, name: str) -> bool:
         return name in self._layers
@@ -55,10 +71,14 @@ class QuantizedLayers:
         """Load a rank's part of a weight of `shape` in the whole model. Raises ModelLoadError or ConfigurationError."""
         layers = self._layers[name]
         try:
-            whole = joined([self._part(layer, form, shape[1]) for layer, form in layers])
+            parts = [self._part(layer, form, shape[1]) for layer, form in layers]
+            whole = joined(alike(parts) if self._is_gguf else parts)
             if tuple(whole.numbers.shape) != shape:
                 raise ModelLoadError(f"shape {tuple(whole.numbers.shape)}; the configuration needs {shape}")
-            return (whole if shard is None else whole.take(shard)).pack()
+            own = whole if shard is None else whole.take(shard)
+            if self._is_gguf and own.numbers.shape[1] % _INT4_INPUTS:
+                own = replace(own, bits=8)
+            return own.pack()
         except ModelLoadError as error:
             names = " + ".join(layer for layer, _ in layers)
             raise ModelLoadError(f"{self._checkpoint.where}: {names}: {error.message}.") from error
@@ -77,8 +97,10 @@ class QuantizedLayers:
         return [*form.required, *(leaf for leaf in form.optional if self._checkpoint.has(f"{layer}.{leaf}"))]
 
 
-def _format(checkpoint: SafetensorsFolder, part: str, formats: tuple[Format, ...]) -> Format | None:
+def _format(checkpoint: SafetensorsFolder | GgufFile, part: str, formats: tuple[Format, ...]) -> Format | None:
     """Return the format of a part of a weight; None if it is plain."""
+    if isinstance(checkpoint, GgufFile):
+        return GGUF_BLOCKS.get(checkpoint.kind(part))
     layer, _, leaf = part.rpartition(".")
     if leaf != "weight":
         return None

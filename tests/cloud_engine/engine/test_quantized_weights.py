@@ -81,3 +81,21 @@ def test_a_tied_head_stays_plain(tmp_path: Path) -> None:
 def test_unknown_methods_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="quantization must be fp8 or int8 or int4, got 'awq'"):
         EngineConfig(quantization="awq")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_gguf_file_is_its_own_draft_model(tmp_path: Path, is_tied: bool, run: Callable) -> None:
+    pytest.importorskip("gguf", reason="needs the [cloud] extra")
+    from gguf_writer import write_gguf
+
+    write_gguf(
+        reference_model("Llama", **SIZES, vocab_size=1059, tie_word_embeddings=is_tied), tmp_path / "model.gguf", "Q4_1"
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    requests = [GenerationRequest(f"r{i}", PROMPTS[i], params) for i in range(3)]
+
+    def answers(draft: DraftWeights | None) -> list[list[int]]:
+        engine = Engine(ServedModel(load_model(tmp_path / "model.gguf")), EngineConfig(), draft=draft)
+        return [result.token_ids for result in run(engine, requests)]
+
+    assert answers(DraftWeights(load_model(tmp_path / "model.gguf"))) == answers(None)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from updraft.kernels.linear.cpu import NativeLinear
+from updraft.kernels.linear.cpu import NativeEmbedding, NativeLinear
 from updraft.kernels.linear.cpu_quantized import NativeQuantizedLinear, can_pack_quantized
 from updraft.kernels.linear.ops import QuantizedLinear, ReorderedInputs, pack_linears
 from updraft.kernels.linear.quantization import fp8_weight, int4_weight, int8_weight, quantize_fp8, quantize_int8
@@ -30,6 +30,10 @@ KINDS = {
     "int4 channel": (4, 1, True),
     "fp8": (0, 1, False),
     "fp8 groups": (0, 2, False),
+    "int8 minima": (8, 4, False),
+    "int4 minima": (4, 2, False),
+    "int8 factors": (8, 4, False),
+    "int4 factors minima": (4, 4, False),
 }
 
 
@@ -46,8 +50,17 @@ def weight(kind: str, outputs: int, inputs: int) -> QuantizedWeight:
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randint(*limits, shape, generator=generator, dtype=torch.int8)
 
+    numbers, terms = drawn(outputs, inputs), {}
+    if "minima" in kind:
+        terms["minimum"] = torch.randn(groups, outputs, generator=generator).half()
+        numbers, scale = numbers + (8 if bits == 4 else 0), scale.half()
+    if "factors" in kind:
+        factors = torch.rand(2, groups // 2, outputs, generator=generator).half() * 0.01
+        terms |= {"scale_factor": factors[0], "minimum_factor": factors[1]}
+        scale, terms["minimum"] = (torch.randint(-99, 99, scale.shape, generator=generator).char() for _ in range(2))
+        terms = terms if "minima" in kind else {"scale_factor": factors[0]}
     make = int8_weight if bits == 8 else int4_weight
-    return make(drawn(outputs, inputs), scale, drawn(groups, outputs) if has_zeros else None)
+    return make(numbers, scale, drawn(groups, outputs) if has_zeros else None, **terms)
 
 
 @needs_c
@@ -80,6 +93,17 @@ def test_every_number_of_8_bits_is_exact(dtype: torch.dtype) -> None:
     for quantized in (int8_weight(numbers, torch.ones(1, 2)), fp8_weight(finite.repeat(2, 1), torch.ones(1, 2))):
         out = NativeQuantizedLinear(quantized, None, dtype)(torch.eye(256, dtype=dtype))
         assert torch.equal(out.float(), quantized.dequantized().t())
+
+
+@needs_c
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_dequantised(kind: str, dtype: torch.dtype) -> None:
+    quantized, chosen = weight(kind, 100, 128), torch.tensor([99, 0, 31, 32, 31])
+    embedding = NativeEmbedding(NativeQuantizedLinear(quantized, None, dtype))
+    rounding = {"rtol": 1e-6, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 2e-6}
+    torch.testing.assert_close(embedding(chosen), quantized.dequantized()[chosen].to(dtype), **rounding)
+    assert torch.equal(quantized.rows(chosen).dequantized(), quantized.dequantized()[chosen])
 
 
 @needs_c

@@ -187,6 +187,42 @@ def test_kernels_with_groups_and_zeros(
     assert relative(output, exact) < (1e-3 if dtype == torch.float16 else 2e-6)
 
 
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("tokens", "features", "inputs"), [(1, 32, 256), (3, 33, 768), (70, 130, 256)])
+@pytest.mark.parametrize(("bits", "group"), [(8, 16), (8, 32), (4, 32), (8, 256), (4, 256)])
+@pytest.mark.parametrize(("minima", "factors"), [(True, False), (False, True), (True, True)])
+def test_kernels_with_minima_and_factors(
+    tokens: int, features: int, inputs: int, bits: int, group: int, minima: bool, factors: bool, dtype: torch.dtype
+) -> None:
+    pytest.importorskip("triton")
+    from updraft.kernels.linear import triton as quantized_triton
+
+    if factors and group == 256:
+        pytest.skip("a factor belongs to several groups")
+    generator = torch.Generator().manual_seed(0)
+    first = 0 if minima else -(1 << bits - 1)
+    numbers = torch.randint(first, first + (1 << bits - 1), (features, inputs), generator=generator, dtype=torch.int8)
+    groups = inputs // group
+
+    def term(name: str) -> dict[str, torch.Tensor]:
+        if not factors:
+            return {name: torch.rand(groups, features, generator=generator).half()}
+        factor = torch.rand(inputs // 256, features, generator=generator).half() * 0.01
+        return {name: torch.randint(-32, 64, (groups, features), generator=generator).char(), f"{name}_factor": factor}
+
+    terms = term("scale") | (term("minimum") if minima else {})
+    hidden = drawn(tokens, inputs + 16, seed=3).to(dtype)[:, :inputs]
+    if bits == 8:
+        quantized: Int8Weight | Int4Weight = int8_weight(numbers, **terms)
+        output = quantized_triton.int8_linear(hidden, quantized)
+    else:
+        quantized = int4_weight(numbers, **terms)
+        output = quantized_triton.int4_linear(hidden, quantized)
+    exact = hidden.double() @ quantized.dequantized().double().T
+    assert relative(output, exact) < (1e-3 if dtype == torch.float16 else 2e-6)
+
+
 @pytest.mark.parametrize("group_size", [64, 128])
 def test_every_value_of_four_bits_is_exact(group_size: int) -> None:
     """A token that is 1 at one input and 0 elsewhere reads one column of the weight."""

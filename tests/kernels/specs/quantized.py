@@ -19,9 +19,13 @@ REGISTERS = {2: 96, 4: 168, 8: 255}
 
 def linear(kernel, weight: str, dtype: str, tokens: int, out: str, *, least: int = 80, **constants: int | bool) -> Spec:
     launch = matmul_launch(tokens)
+    constants = {"HAS_ZERO": False, "HAS_MINIMUM": False, "FACTOR_GROUPS": 0} | constants
     stored = {"weight": "*i8", "packed": "*i16", "fp8": "*fp8e4nv"}[weight]
-    zero = "*i8" if constants["HAS_ZERO"] else "*fp32"
-    types = {"hidden": dtype, weight.replace("fp8", "weight"): stored, "scale": "*fp32", "zero": zero, "out": out}
+    scale = "*i8" if constants["FACTOR_GROUPS"] else "*fp16" if constants["HAS_MINIMUM"] else "*fp32"
+    factor = "*fp16" if constants["FACTOR_GROUPS"] else scale
+    types = {"hidden": dtype, weight.replace("fp8", "weight"): stored, "scale": scale}
+    types |= {"zero": "*i8" if constants["HAS_ZERO"] else scale, "minimum": scale, "scale_factor": factor}
+    types |= {"minimum_factor": factor, "input_sums": "*fp32" if constants["HAS_MINIMUM"] else scale, "out": out}
     pointers = tuple(types)
     return Spec(
         name=f"{kernel.__name__}-{weight}-{dtype[1:]}-{tokens}-{'-'.join(map(str, map(int, constants.values())))}",
@@ -39,6 +43,15 @@ def linear(kernel, weight: str, dtype: str, tokens: int, out: str, *, least: int
 def int8(dtype: str, tokens: int, out: str, *, grouped: bool = False, zero: bool = False) -> Spec:
     step = 64 if grouped else inputs_per_step(4096, tokens)
     return linear(byte_kernel, "weight", dtype, tokens, out, GROUPED=grouped, HAS_ZERO=zero, BLOCK_INPUTS=step)
+
+
+def gguf(tokens: int, step: int, *, minimum: bool = False, factor: int = 0) -> Spec:
+    """Types of GGUF files: groups of 16 or 32 inputs in 8 or 4 bits."""
+    terms = {"HAS_MINIMUM": minimum, "FACTOR_GROUPS": factor}
+    if step == 64:
+        spec = linear(int4_kernel, "packed", "*bf16", tokens, "*bf16", STEP=64, GROUPS=2, **terms)
+        return spec if tokens == 1 else replace(spec, max_registers=255)  # two programs share a multiprocessor
+    return linear(byte_kernel, "weight", "*bf16", tokens, "*bf16", GROUPED=True, BLOCK_INPUTS=step, **terms)
 
 
 def fp8(tokens: int) -> Spec:
@@ -60,6 +73,10 @@ SPECS = [
     replace(int4("*bf16", 1, "*bf16", zero=True), max_spilled={100: 8}),  # two registers, of 72 for ten programs
     *(int4("*bf16", tokens, "*bf16", zero=True) for tokens in (64, 512)),
     *(int4("*bf16", tokens, "*bf16", step=64, groups=2, zero=True) for tokens in (1, 64, 512)),
+    *(gguf(tokens, 64, minimum=True) for tokens in (1, 64)),  # Q4_1
+    *(gguf(tokens, 64, minimum=True, factor=8) for tokens in (1, 64)),  # Q4_K
+    *(gguf(tokens, 32, minimum=True, factor=8) for tokens in (1, 64, 512)),  # Q5_K
+    *(gguf(tokens, 16, factor=16) for tokens in (1, 64, 512)),  # Q6_K
     Spec(
         name="reduce",
         kernel=reduce_kernel,

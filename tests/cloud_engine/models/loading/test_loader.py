@@ -106,7 +106,7 @@ Engine(ServedModel(load_model(Path(sys.argv[1]))), EngineConfig(num_gpu_blocks_o
 before = memory("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
 model = load_model(Path(sys.argv[2]), dtype=torch.bfloat16)
-weights = sum(parameter.nbytes for parameter in model.parameters())
+weights = sum(tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
 loaded = (memory("VmHWM") - before) / weights
 engine = Engine(ServedModel(model), EngineConfig(num_gpu_blocks_override=16))
 if isinstance(model.lm_head, OneDnnLinear) and model.config.tie_word_embeddings:
