@@ -19,6 +19,7 @@ from ....kernels.attention.cpu import NativeAttention
 from ....kernels.attention.ops import TritonBackend, choose_backend
 from ....kernels.attention.ragged_batch import BlockNumbers, Ints, Passes, RaggedBatch
 from ....kernels.attention.types import QuerySpan
+from ....kernels.experts.ops import separate_experts
 from ....kernels.linear.ops import least_rows, pack_linears
 from ....kernels.runtime.backend import AttentionChoice, BackendName
 from ....kernels.runtime.native_library import load
@@ -79,6 +80,7 @@ class Runner:
     ) -> None:
         """Set up. Raises ConfigurationError if the backend does not support the model or `batch_invariant`."""
         model.group.tell(NewRunner(num_blocks, attention_backend))
+        separate_experts(model)
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
         self._least_rows = least_rows(model)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
 
 from ....kernels.linear.types import QuantizedWeight
 from ....protocol.errors import ConfigurationError, ModelLoadError
 from ..formats import formats_of
 from ..formats.format import Format, StoredWeight, joined
-from ..sharding import Shard
+from ..sharding import ExpertShard, Shard
 from .checkpoint import SafetensorsFolder
 
 _KV_SCALES = (".k_scale", ".v_scale")  # of a quantized KV cache, which the engine does not have
@@ -48,17 +50,33 @@ class QuantizedLayers:
     def renamed(self, expected: set[str]) -> set[str]:
         """Return the `expected` tensors, with the tensors of quantized layers instead of their plain weights."""
         stored = {layer: form for layers in self._layers.values() for layer, form in layers}
-        plain = expected - {f"{layer}.weight" for layer in stored}
-        return plain | {f"{layer}.{leaf}" for layer, form in stored.items() for leaf in self._leaves(layer, form)}
+        plain = expected - stored.keys() - {f"{layer}.weight" for layer in stored}
+        return plain | {_named(layer, leaf) for layer, form in stored.items() for leaf in self._leaves(layer, form)}
 
-    def load(self, name: str, shape: tuple[int, ...], shard: Shard | None) -> QuantizedWeight:
-        """Load a rank's part of a weight of `shape` in the whole model. Raises ModelLoadError or ConfigurationError."""
+    def load(
+        self, name: str, shape: tuple[int, ...], shard: Shard | ExpertShard | None, *, interleaved: bool = False
+    ) -> list[QuantizedWeight]:
+        """Load a rank's part of a weight of `shape` in the whole model: one matrix, or one for each of its experts.
+
+        `interleaved`: the outputs alternate between gate and up projection. Raises ModelLoadError or
+        ConfigurationError.
+        """
         layers = self._layers[name]
         try:
-            whole = joined([self._part(layer, form, shape[1]) for layer, form in layers])
-            if tuple(whole.numbers.shape) != shape:
-                raise ModelLoadError(f"shape {tuple(whole.numbers.shape)}; the configuration needs {shape}")
-            return (whole if shard is None else whole.take(shard)).pack()
+            if not isinstance(shard, ExpertShard):
+                return [self._matrix(layers, shape, shard)]
+            if len(layers) == 1:  # one tensor of all experts
+                [(layer, form)] = layers
+                tensors = self._tensors(layer, form)
+                decoded = [
+                    form.decode({leaf: tensor[expert] for leaf, tensor in tensors.items()}, shape[2])
+                    for expert in shard.experts
+                ]
+                decoded = [each.deinterleaved() if interleaved else each for each in decoded]
+                return [_packed(each, shape[1:], shard.matrix) for each in decoded]
+            parts = len(layers) // shape[0]  # of each expert
+            own = [layers[expert * parts : (expert + 1) * parts] for expert in shard.experts]
+            return [self._matrix(each, shape[1:], shard.matrix) for each in own]
         except ModelLoadError as error:
             names = " + ".join(layer for layer, _ in layers)
             raise ModelLoadError(f"{self._checkpoint.where}: {names}: {error.message}.") from error
@@ -66,23 +84,40 @@ class QuantizedLayers:
             fault = f"{name.removesuffix('.weight')}: {error.message}"
             raise ConfigurationError(fault, param=error.param) from error
 
+    def _matrix(
+        self, layers: Sequence[tuple[str, Format]], shape: tuple[int, ...], shard: Shard | None
+    ) -> QuantizedWeight:
+        return _packed(joined([self._part(layer, form, shape[1]) for layer, form in layers]), shape, shard)
+
     def _part(self, layer: str, form: Format, inputs: int) -> StoredWeight:
-        tensors = {leaf: self._checkpoint.read(f"{layer}.{leaf}") for leaf in self._leaves(layer, form)}
+        tensors = self._tensors(layer, form)
         matrices = [leaf for leaf in form.required if not leaf.startswith("weight_scale")]
         if any(tensors[leaf].dim() != 2 for leaf in matrices):
             raise ModelLoadError(f"{', '.join(matrices)} must have two dimensions")
         return form.decode(tensors, inputs)
 
+    def _tensors(self, layer: str, form: Format) -> dict[str, Tensor]:
+        return {leaf: self._checkpoint.read(_named(layer, leaf)) for leaf in self._leaves(layer, form)}
+
     def _leaves(self, layer: str, form: Format) -> list[str]:
-        return [*form.required, *(leaf for leaf in form.optional if self._checkpoint.has(f"{layer}.{leaf}"))]
+        return [*form.required, *(leaf for leaf in form.optional if self._checkpoint.has(_named(layer, leaf)))]
 
 
 def _format(checkpoint: SafetensorsFolder, part: str, formats: tuple[Format, ...]) -> Format | None:
     """Return the format of a part of a weight; None if it is plain."""
-    layer, _, leaf = part.rpartition(".")
-    if leaf != "weight":
-        return None
-    marked = [form for form in formats if checkpoint.has(f"{layer}.{form.required[0]}")]
+    layer = part.removesuffix(".weight")
+    marked = [form for form in formats if checkpoint.has(_named(layer, form.required[0]))]
     marked = [form for form in marked if form.required[0] != "weight" or checkpoint.is_quantized(part)]
-    complete = [form for form in marked if all(checkpoint.has(f"{layer}.{each}") for each in form.required)]
+    complete = [form for form in marked if all(checkpoint.has(_named(layer, each)) for each in form.required)]
     return next(iter((*complete, *marked)), None)
+
+
+def _named(layer: str, leaf: str) -> str:
+    """Return the name of a layer's tensor."""
+    return layer + leaf if leaf.startswith("_") else f"{layer}.{leaf}"
+
+
+def _packed(whole: StoredWeight, shape: tuple[int, ...], shard: Shard | None) -> QuantizedWeight:
+    if tuple(whole.numbers.shape) != shape:
+        raise ModelLoadError(f"shape {tuple(whole.numbers.shape)}; the configuration needs {shape}")
+    return (whole if shard is None else whole.take(shard)).pack()
