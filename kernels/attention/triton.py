@@ -97,9 +97,8 @@ def attend_kernel(
     )  # fmt: skip
 
     if HAS_SINKS:  # without effect where splits are merged, which adds the sinks
-        alpha, row_sum = _with_sink(
-            row_max, row_sum, tl.load(sinks + head, mask=real & (partial_row < 0), other=_LOWEST_SCORE)
-        )
+        sink = tl.where(partial_row < 0, tl.load(sinks + head, mask=real, other=0.0), _LOWEST_SCORE)
+        alpha, row_sum = _with_sink(row_max, row_sum, sink)
         acc = acc * alpha[:, None]
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)  # a row that sees no key gets zeros
     acc = acc * (value_scale / row_sum)[:, None]

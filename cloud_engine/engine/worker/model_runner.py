@@ -83,7 +83,7 @@ class Runner:
         separate_experts(model)
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
-        self._least_rows = least_rows(model)
+        self._least_rows = 1 if model.config.experts else least_rows(model)  # padding would read more experts
         self.block_size = block_size
         self._device = model.device
         self._is_asynchronous = self._device.type == "cuda"

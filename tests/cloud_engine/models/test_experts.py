@@ -21,6 +21,7 @@ from updraft.cloud_engine.models.experts import route
 from updraft.cloud_engine.models.loading.loader import load_model
 from updraft.cloud_engine.models.sharding import ALONE, ModelGroup
 from updraft.kernels.experts.ops import SeparateExperts
+from updraft.kernels.experts.types import ExpertGroups
 from updraft.kernels.linear.ops import QuantizedLinear
 from updraft.protocol.errors import ConfigurationError, ModelLoadError
 
@@ -82,6 +83,21 @@ def test_ranks_with_whole_experts(tmp_path: Path, shape: str) -> None:
     torch.testing.assert_close(results[0], expected_logprobs(reference, TOKENS), atol=1e-4, rtol=0)
     sums = 2 * reference.config.num_hidden_layers + 1
     assert groups[0].sent_bytes[:sums] == [33 * 64 * 4] * sums, "a layer with experts needs one sum, like any other"
+
+
+def test_a_decode_step_reads_only_the_experts_of_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture, options = SHAPES["qwen3-moe"]
+    reference_model(architecture, **options).save_pretrained(tmp_path)
+    runner, pairs = Runner(load_model(tmp_path), 4, 16), list[int]()
+    compute = SeparateExperts.forward
+
+    def counted(self: SeparateExperts, hidden: Tensor, groups: ExpertGroups, rows: Tensor | None = None) -> Tensor:
+        pairs.append(len(groups.rows))
+        return compute(self, hidden, groups, rows)
+
+    monkeypatch.setattr(SeparateExperts, "forward", counted)
+    runner.run([Chunk(TOKENS[:1], 0, [3], 1)])
+    assert pairs == [3] * 4  # two products in each of two layers with experts, three experts per row
 
 
 def test_experts_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
