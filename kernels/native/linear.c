@@ -126,12 +126,13 @@ void linear(const LinearCall *call) {
 
 void expert_linear(const ExpertsCall *call) {
     for (int64_t expert = 0; expert < call->num_experts; expert++) {
+        const int64_t first = call->starts[expert], rows = call->starts[expert + 1] - first;
+        if (rows == 0) continue;
         const Weights *weights = call->experts[expert];
-        const int64_t first = call->starts[expert], size = size_of(weights->is_bf16);
-        const LinearCall rows = {.weights = weights, .rows = call->starts[expert + 1] - first, .stride = call->stride,
-                                 .inputs = (const char *)call->inputs + first * call->stride * size,
-                                 .outputs = (char *)call->outputs + first * weights->outputs * size,
-                                 .num_threads = call->num_threads};
-        if (rows.rows) linear(&rows);
+        const int64_t size = size_of(weights->is_bf16);
+        linear(&(LinearCall){.weights = weights, .rows = rows, .stride = call->stride,
+                             .inputs = (const char *)call->inputs + first * call->stride * size,
+                             .outputs = (char *)call->outputs + first * weights->outputs * size,
+                             .num_threads = call->num_threads});
     }
 }

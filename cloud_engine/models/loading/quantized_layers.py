@@ -65,9 +65,11 @@ class QuantizedLayers:
         try:
             if not isinstance(shard, ExpertShard):
                 return [self._matrix(layers, shape, shard)]
-            if len(layers) == 1:  # one tensor of all experts
-                [(layer, form)] = layers
+            layer, form = layers[0]
+            if form.required[0].startswith("_"):  # tensors of all experts
                 tensors = self._tensors(layer, form)
+                if any(tensor.shape[:1] != shape[:1] for tensor in tensors.values()):
+                    raise ModelLoadError(f"{', '.join(form.required)} must have {shape[0]} experts")
                 decoded = [
                     form.decode({leaf: tensor[expert] for leaf, tensor in tensors.items()}, shape[2])
                     for expert in shard.experts
