@@ -175,6 +175,9 @@ class EngineFlags(options.BatchLimits):
     tensor_parallel: Annotated[
         int, typer.Option("--tensor-parallel", min=1, help="Processes, and GPUs, that share the model's layers.")
     ] = 1
+    enable_expert_parallel: Annotated[
+        bool, typer.Option("--enable-expert-parallel", help="Share whole experts between the processes.")
+    ] = False
     pipeline_parallel: Annotated[
         int, typer.Option("--pipeline-parallel", min=1, help="Stages of consecutive layers, each on its own GPUs.")
     ] = 1

@@ -88,6 +88,8 @@ class EngineConfig:
     tensor_parallel: int = 1
     # Stages of consecutive layers, each computed by `tensor_parallel` processes (pipeline parallelism).
     pipeline_parallel: int = 1
+    # Ranks hold whole experts, instead of parts of all experts (expert parallelism).
+    enable_expert_parallel: bool = False
     # Machines that share the model. Each runs an equal part of the processes, and machine 0 serves the requests.
     nnodes: int = 1
     # Number of this machine.
@@ -123,6 +125,9 @@ class EngineConfig:
         if self.num_ranks > 1 and self.batch_invariant:
             fault = "batch_invariant excludes tensor_parallel and pipeline_parallel: use one of them."
             raise ConfigurationError(fault, param="batch_invariant")
+        if self.enable_expert_parallel and self.tensor_parallel == 1:
+            fault = "enable_expert_parallel needs a tensor_parallel above 1, because these processes share the experts."
+            raise ConfigurationError(fault, param="enable_expert_parallel")
         if self.num_ranks % self.nnodes or not 0 <= self.node_rank < self.nnodes:
             fault = f"{self.nnodes} machines need a node_rank below that, and equal shares of {self.num_ranks} ranks."
             raise ConfigurationError(fault, param="nnodes")

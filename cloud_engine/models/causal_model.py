@@ -28,6 +28,11 @@ class CausalModel(nn.Module):
         raise NotImplementedError
 
     @property
+    def has_experts(self) -> bool:
+        """Return whether rows are routed to experts, so that padding rows would read more weights."""
+        return False
+
+    @property
     def dtype(self) -> torch.dtype:
         """Type of the weights."""
         return self._weight.dtype

@@ -16,7 +16,7 @@ from ...kernels.linear.cpu import NativeEmbedding, NativeLinear
 from ...kernels.sampling.types import Sampling
 from .config import ModelConfig
 from .decoder import Decoder, DecoderLayer
-from .layers import RMSNorm
+from .layers import GatedMLP, GroupedQueryAttention, RMSNorm
 
 
 class CompiledDecoder:
@@ -51,15 +51,15 @@ class CompiledDecoder:
 def compile_decoder(model: Decoder) -> CompiledDecoder | None:
     """Compile a model whose linear layers are packed for C. Return None if a layer is not, or C lacks support.
 
-    A model of several ranks is not compiled, because its layers exchange data.
+    A model of several ranks is not compiled, because its layers exchange data; neither is one with experts or sinks.
     """
-    if not model.group.is_alone or model.config.whole_qk_norm:
+    config = model.config
+    if not model.group.is_alone or config.whole_qk_norm or config.has_sinks:
         return None
-    layers = [_layer(layer, model.config, index) for index, layer in enumerate(model.layers)]  # type: ignore[arg-type]
+    layers = [_layer(layer, config, index) for index, layer in enumerate(model.layers)]  # type: ignore[arg-type]
     packed = [layer for layer in layers if layer is not None]
     if len(packed) < len(layers):
         return None
-    config = model.config
     weights = DecoderWeights(
         packed, model.norm.weight, config.rms_norm_eps, config.unit_offset_norms, config.activation
     )
@@ -77,6 +77,8 @@ def _continuation(model: Decoder, layers: NativeDecoder) -> NativeContinuation |
 
 def _layer(layer: DecoderLayer, config: ModelConfig, index: int) -> LayerWeights | None:
     attention, mlp = layer.attention, layer.mlp
+    if not isinstance(attention, GroupedQueryAttention) or not isinstance(mlp, GatedMLP):
+        return None
     qkv, output, gate_up, down = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
     if not (
         isinstance(qkv, NativeLinear)

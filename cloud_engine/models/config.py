@@ -8,6 +8,49 @@ from typing import Literal
 from .rope import RotaryConfig
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """Feed-forward layers whose rows are routed to a few of many experts (Shazeer et al. 2017)."""
+
+    # Number of experts, and how many of them compute each token.
+    count: int
+    top_k: int
+    # Neurons of an expert.
+    intermediate_size: int
+    # Whether each layer has experts; other layers have one feed-forward network.
+    layers: tuple[bool, ...]
+    # Function of the router's logits that gives the factors of the experts' outputs.
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    # Whether the factors of a token's experts are divided by their sum, and a factor of all of them.
+    renormalizes: bool = True
+    scaling: float = 1.0
+    # Groups of experts, how many of them a token's experts may be in, and how many scores rank a group (DeepSeek-V3).
+    groups: int = 1
+    top_groups: int = 1
+    group_scores: int = 2
+    # Whether a bias for the choice of experts is added to the scores (DeepSeek-V3).
+    has_correction: bool = False
+    # Neurons of the network that computes all tokens besides the experts; 0 for none. Whether it has a gate.
+    shared_size: int = 0
+    gates_shared: bool = False
+    # Whether router and experts have biases.
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Sizes of latent attention (DeepSeek-V2, 2024)."""
+
+    # Size of the vector that keys and values come from, and that queries come from; None: from the hidden state.
+    rank: int
+    query_rank: int | None
+    # Rotated dimensions of queries and keys; pairs of them are adjacent if interleaved.
+    rotated: int
+    interleaved: bool
+    # Dimensions of a head's value.
+    value_dim: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalConfig:
     """Sizes of a causal language model that the engine needs: its vocabulary, its context and its KV cache."""
@@ -59,7 +102,13 @@ class ModelConfig(CausalConfig):
     # Whether layers have norms before attention and feed-forward, and after them.
     pre_norms: bool = True
     post_norms: bool = False
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "swigluoai"] = "silu"
+    # Routed experts; None if no layer has any.
+    experts: ExpertsConfig | None = None
+    # Latent attention; None for grouped-query attention.
+    latent: LatentConfig | None = None
+    # Whether a learned logit per head joins the softmax of attention without a value (gpt-oss).
+    has_sinks: bool = False
     # Rotation of some layers, if they have another than `rotary`, and whether each layer is one of them.
     second_rotary: RotaryConfig | None = None
     uses_second: tuple[bool, ...] = ()
@@ -67,6 +116,10 @@ class ModelConfig(CausalConfig):
     # Factor of the attention scores; None for 1/sqrt(head_dim).
     attention_scale: float | None = None
     logit_soft_cap: float | None = None
+
+    def experts_of(self, layer: int) -> ExpertsConfig | None:
+        """Return the experts of a layer; None if the layer has one feed-forward network."""
+        return self.experts if self.experts is not None and self.experts.layers[layer] else None
 
     def rotation(self, layer: int) -> int:
         """Return which rotation a layer uses: 0 for `rotary`, 1 for `second_rotary`."""

@@ -13,6 +13,8 @@ from ...kernels.kv_cache.types import Rotation
 from ...protocol.errors import ConfigurationError
 from .causal_model import CausalModel
 from .config import ModelConfig
+from .experts import RoutedExperts
+from .latent_attention import LatentAttention
 from .layers import GatedMLP, GroupedQueryAttention, Linear, NoNorm, RMSNorm, TokenEmbedding, norm
 from .rope import Rotary
 from .sharding import ALONE, ModelGroup, Shard, check_divisible
@@ -26,10 +28,14 @@ class DecoderLayer(nn.Module):
         size = config.hidden_size
         before = partial(norm, config, size) if config.pre_norms else NoNorm
         self.input_norm = before()
-        self.attention = GroupedQueryAttention(config, index, group)
+        if config.latent is None:
+            self.attention = GroupedQueryAttention(config, index, group)
+        else:
+            self.attention = LatentAttention(config, config.latent, index, group)
         self.attention_out_norm = norm(config, size) if config.post_norms else nn.Identity()
         self.mlp_norm = before()
-        self.mlp = GatedMLP(config, group)
+        experts = config.experts_of(index)
+        self.mlp = GatedMLP(config, group) if experts is None else RoutedExperts(config, experts, group)
         self.mlp_out_norm = norm(config, size) if config.post_norms else nn.Identity()
 
     def forward(self, update: Tensor | None, residual: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
@@ -37,6 +43,17 @@ class DecoderLayer(nn.Module):
         normed = self.input_norm(residual) if update is None else self.input_norm.add(update, residual)
         attended = self.attention_out_norm(self.attention(normed, rotation, attention))
         return self.mlp_out_norm(self.mlp(self.mlp_norm.add(attended, residual)))
+
+
+def _shared(config: ModelConfig, group: ModelGroup) -> dict[str, int]:
+    """Return the numbers of units that the ranks share equally, by name."""
+    shared, experts = {"heads": config.num_heads}, config.experts
+    if experts is None or not all(experts.layers):
+        shared["neurons"] = config.intermediate_size
+    if experts is not None:
+        parts = {"experts": experts.count} if group.expert_parallel else {"expert neurons": experts.intermediate_size}
+        shared |= parts | ({"shared neurons": experts.shared_size} if experts.shared_size else {})
+    return shared
 
 
 class Decoder(CausalModel):
@@ -53,8 +70,10 @@ class Decoder(CausalModel):
     def __init__(self, config: ModelConfig, group: ModelGroup = ALONE) -> None:
         """Create the model. Raises ConfigurationError if the ranks of `group` cannot share it equally."""
         super().__init__()
-        shared = {"heads": config.num_heads, "neurons": config.intermediate_size}
-        check_divisible(group, config.num_layers, shared, config.num_kv_heads)
+        check_divisible(group, config.num_layers, _shared(config, group), config.num_kv_heads)
+        if group.expert_parallel and config.experts is None:
+            fault = f"enable_expert_parallel: {config.architecture} has no experts. Omit the option."
+            raise ConfigurationError(fault, param="enable_expert_parallel")
         if config.whole_qk_norm and group.size > 1:
             fault = f"tensor_parallel: the query and key norms of {config.architecture} extend over all heads."
             raise ConfigurationError(fault, param="tensor_parallel")
@@ -105,6 +124,10 @@ class Decoder(CausalModel):
             return parameter
         index, _, rest = rest.partition(".")
         return f"layers.{int(index) + self._own.start}.{rest}"
+
+    @property
+    def has_experts(self) -> bool:
+        return self.config.experts is not None
 
     @property
     def _weight(self) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -78,6 +80,15 @@ def norm(config: ModelConfig, size: int) -> RMSNorm:
     return RMSNorm(size, config.rms_norm_eps, unit_offset=config.unit_offset_norms)
 
 
+class HeadSinks(nn.Module):
+    """A logit per query head that joins the softmax without a value (Xiao et al. 2023, as learned in gpt-oss)."""
+
+    def __init__(self, shard: Shard) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shard.length))
+        self.shard = shard
+
+
 class GroupedQueryAttention(nn.Module):
     """Attention in which several query heads share a KV head. One matrix product computes query, key and value.
 
@@ -98,13 +109,15 @@ class GroupedQueryAttention(nn.Module):
         scale = self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         own_index = index - group.layers(config.num_layers).start
         self.layer = LayerAttention(own_index, scale, config.window(index))
+        self.sinks = HeadSinks(Shard(0, (heads,), group=group)) if config.has_sinks else None
 
     def forward(self, hidden: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
         projected = self.qkv_proj(hidden)
         if self._whole is not None:
             projected = self._normed_as_a_whole(projected, self._whole)
         projected = projected.view(hidden.shape[0], -1, self.head_dim)
-        mixed = attention.attend(self.layer, projected, rotation, self._norms())
+        layer = self.layer if self.sinks is None else replace(self.layer, sinks=self.sinks.weight.float())
+        mixed = attention.attend(layer, projected, rotation, self._norms())
         return self._group.sum(self.o_proj(mixed.reshape(hidden.shape[0], -1)))
 
     def _norms(self) -> HeadNorms | None:
@@ -122,13 +135,18 @@ class GroupedQueryAttention(nn.Module):
 class GatedMLP(nn.Module):
     """Gated feed-forward layer (Shazeer 2020). One matrix product computes the gate and up projections."""
 
-    def __init__(self, config: ModelConfig, group: ModelGroup) -> None:
+    def __init__(self, config: ModelConfig, group: ModelGroup, neurons: int | None = None) -> None:
+        """`neurons`: of the whole layer; None for the model's `intermediate_size`."""
         super().__init__()
-        size, neurons = config.hidden_size, config.intermediate_size
+        size, neurons = config.hidden_size, neurons or config.intermediate_size
         self._group = group
         self.gate_up_proj = Linear(size, 2 * neurons, Shard(0, (neurons, neurons), group=group), bias=config.mlp_bias)
         self.down_proj = Linear(neurons, size, Shard(1, (neurons,), group=group), bias=config.mlp_bias)
         self.activation: Activation = config.activation
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self._group.sum(self.down_proj(gated_activation(self.gate_up_proj(hidden), self.activation)))
+        return self._group.sum(self.part(hidden))
+
+    def part(self, hidden: Tensor) -> Tensor:
+        """Return this rank's term of the output."""
+        return self.down_proj(gated_activation(self.gate_up_proj(hidden), self.activation))

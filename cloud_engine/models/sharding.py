@@ -25,6 +25,8 @@ class ModelGroup:
     size = 1
     stage = 0
     num_stages = 1
+    #: Whether ranks hold whole experts, instead of parts of all experts.
+    expert_parallel = False
 
     @property
     def is_alone(self) -> bool:
@@ -105,6 +107,21 @@ class Shard:
             share = self.group.share(units)
             pieces.append(section.narrow(self.dim, share.start * self.unit, len(share) * self.unit))
         return torch.cat(pieces, self.dim)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShard:
+    """A rank's part of stacked experts (experts, ...): some whole experts, or a part of each expert."""
+
+    # The experts that the rank holds.
+    experts: range
+    # Part of each of these experts' matrices.
+    matrix: Shard
+
+    def take(self, whole: Tensor) -> Tensor:
+        """Return this rank's part of stacked matrices or biases."""
+        own = whole[self.experts.start : self.experts.stop]
+        return own if self.matrix.group.size == 1 else torch.stack([self.matrix.take(each) for each in own])
 
 
 def check_divisible(group: ModelGroup, num_layers: int, sizes: dict[str, int], kv_heads: int) -> None:

@@ -6,7 +6,8 @@ et al. 2009) bounds both parts of the step by the slower of memory and tensor co
     weights:   max(weight bytes / bandwidth, 2 * weights * sequences / operations per second)
     attention: max(KV bytes / bandwidth, 4 * heads * head size * tokens of context / operations per second), per layer
 
-Launches, sampling, activations and the host are not counted.
+Launches, sampling, activations and the host are not counted. A step reads the experts that any sequence uses, and each
+sequence multiplies with its own; expected numbers assume that all experts are chosen equally often.
 """
 
 from __future__ import annotations
@@ -58,21 +59,45 @@ class DecodePrediction:
 
 def predicted_decode(model: ModelConfig, gpu: GpuSpec, batch: int, context: int) -> DecodePrediction:
     """Predict the decoding of `batch` sequences with `context` tokens each, in bfloat16."""
-    weights = num_weights(model)
+    stored_weights = num_weights(model)
     kv_bytes = _ELEMENT_BYTES * 2 * model.num_kv_heads * model.head_dim * _visible_tokens(model, context)
-    stored = _ELEMENT_BYTES * (weights + model.vocab_size * model.hidden_size * (not model.tie_word_embeddings))
+    stored = _ELEMENT_BYTES * (stored_weights + model.vocab_size * model.hidden_size * (not model.tie_word_embeddings))
     sequences = max(1, min(batch, int((gpu.memory * _UTILIZATION - stored) / kv_bytes)))
-    products_s = max(_ELEMENT_BYTES * weights / gpu.bandwidth, 2 * weights * sequences / gpu.operations)
+    read, used = stored_weights - _unused(model, sequences), stored_weights - _unused(model, 1)
+    products_s = max(_ELEMENT_BYTES * read / gpu.bandwidth, 2 * used * sequences / gpu.operations)
     pairs = 4 * model.num_heads * model.head_dim * _visible_tokens(model, context)
     attention_s = sequences * max(kv_bytes / gpu.bandwidth, pairs / gpu.operations)
     return DecodePrediction(sequences, products_s + attention_s)
 
 
 def num_weights(model: ModelConfig) -> int:
-    """Return the number of weights that a decode step reads: the layers and the output head, without norms."""
-    attention = model.hidden_size * model.head_dim * 2 * (model.num_heads + model.num_kv_heads)
-    feed_forward = 3 * model.hidden_size * model.intermediate_size
-    return model.num_layers * (attention + feed_forward) + model.vocab_size * model.hidden_size
+    """Return the number of weights of the layers, with all experts, and of the output head, without norms."""
+    neurons = model.num_layers * model.intermediate_size
+    routed = 0
+    if (experts := model.experts) is not None:
+        sparse = sum(experts.layers)
+        routed = sparse * (experts.count + experts.gates_shared)
+        neurons += sparse * (experts.count * experts.intermediate_size + experts.shared_size - model.intermediate_size)
+    return model.num_layers * _attention_weights(model) + (3 * neurons + routed + model.vocab_size) * model.hidden_size
+
+
+def _attention_weights(model: ModelConfig) -> int:
+    """Return the number of weights of one layer's attention."""
+    size, heads, latent = model.hidden_size, model.num_heads, model.latent
+    if latent is None:
+        return size * model.head_dim * 2 * (heads + model.num_kv_heads)
+    queries = model.head_dim * heads
+    down, up = size * (latent.rank + latent.rotated), heads * (model.head_dim - latent.rotated + latent.value_dim)
+    of_queries = size * queries if latent.query_rank is None else latent.query_rank * (size + queries)
+    return of_queries + down + latent.rank * up + heads * latent.value_dim * size
+
+
+def _unused(model: ModelConfig, sequences: int) -> float:
+    """Return the expected number of weights in experts that no token of `sequences` uses."""
+    if (experts := model.experts) is None:
+        return 0
+    share = (1 - experts.top_k / experts.count) ** sequences
+    return share * sum(experts.layers) * experts.count * 3 * experts.intermediate_size * model.hidden_size
 
 
 def _visible_tokens(model: ModelConfig, context: int) -> int:

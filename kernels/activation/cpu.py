@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from .types import Activation
 class _GateCall(ctypes.Structure):
     """The C struct `GateCall` of native/calls.h."""
 
-    _fields_ = call_fields("gate_up out", "rows size stride is_gelu num_threads is_bf16")
+    _fields_ = call_fields("gate_up out", "rows size stride activation num_threads is_bf16")
 
 
 def native_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -27,7 +28,7 @@ def native_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
         rows=len(gate_up),
         size=size,
         stride=gate_up.stride(0),
-        is_gelu=activation == "gelu_tanh",
+        activation=get_args(Activation).index(activation),
         num_threads=torch.get_num_threads(),
         is_bf16=gate_up.dtype == torch.bfloat16,
     )

@@ -16,7 +16,8 @@ from .types import Activation
 def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
     """Return activation(gate) * up, (rows, size), where `gate_up` (rows, 2 * size) holds the gate, then up.
 
-    The activation is rounded to the dtype before the product, as in separate layers. Rows may have any stride.
+    swigluoai clamps both parts, and adds 1 to up. The activation is rounded to the dtype before the product, as in
+    separate layers. Rows may have any stride.
     """
     if activation not in get_args(Activation):
         raise ConfigurationError(f"activation={activation!r} is not one of {', '.join(get_args(Activation))}.")

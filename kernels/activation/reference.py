@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 from torch.nn import functional
 
-from .types import Activation
+from .types import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation
 
 
 def gated_activation_reference(gate_up: Tensor, activation: Activation) -> Tensor:
     """Return activation(gate) * up of `gate_up` (rows, 2 * size)."""
     gate, up = gate_up.chunk(2, dim=-1)
+    if activation == "swigluoai":
+        gate = gate.clamp(max=SWIGLU_LIMIT)
+        return (up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1) * (gate * (gate * SWIGLU_ALPHA).sigmoid())
     return _ACTIVATIONS[activation](gate).mul_(up)
 
 

@@ -11,10 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from ..runtime.launch import Launch
-from .types import Activation
+from .types import SWIGLU_ALPHA, SWIGLU_LIMIT, Activation
 
 _SQRT_2_OVER_PI: tl.constexpr = tl.constexpr(0.7978845608028654)
 _CUBIC: tl.constexpr = tl.constexpr(0.044715)
+_ALPHA, _LIMIT = tl.constexpr(SWIGLU_ALPHA), tl.constexpr(SWIGLU_LIMIT)
 
 
 def launch_gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
@@ -42,6 +43,9 @@ def gated_activation_kernel(gate_up, out, size, row_stride, ACTIVATION: tl.const
     address = gate_up + row * row_stride + columns
     gate = tl.load(address, inside, 0.0)
     up = tl.load(address + size, inside, 0.0).to(tl.float32)
+    if ACTIVATION == "swigluoai":
+        gate = tl.minimum(gate.to(tl.float32), _LIMIT).to(gate.dtype)
+        up = tl.clamp(up, -_LIMIT, _LIMIT) + 1
     active = _activation(gate.to(tl.float32), ACTIVATION).to(gate.dtype)
     tl.store(out + row * size + columns, (active.to(tl.float32) * up).to(gate.dtype), inside)
 
@@ -51,5 +55,7 @@ def _activation(gate, ACTIVATION: tl.constexpr):
     """Return silu(x) = x * sigmoid(x), or gelu(x) ~ x * sigmoid(2z), because (1 + tanh z) / 2 = sigmoid(2z)."""
     if ACTIVATION == "silu":
         return gate * tl.sigmoid(gate)
+    if ACTIVATION == "swigluoai":
+        return gate * tl.sigmoid(_ALPHA * gate)
     inner = _SQRT_2_OVER_PI * (gate + _CUBIC * gate * gate * gate)
     return gate * tl.sigmoid(2 * inner)

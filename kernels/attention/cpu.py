@@ -24,7 +24,7 @@ class AttentionCall(ctypes.Structure):
     """The C struct `AttentionCall` of native/calls.h."""
 
     _fields_ = call_fields(
-        "query out cache sequences tables",
+        "query out cache sequences tables sinks",
         "query_stride num_sequences max_queries heads kv_heads block_size head_dim window num_threads is_bf16",
         "scale",
     )
@@ -124,6 +124,7 @@ class NativeAttention:
             out[self.num_rows :] = 0
         attend.cache, attend.query, attend.query_stride = cache, projected.data_ptr(), projected.stride(0)
         attend.out, attend.window, attend.scale = out.data_ptr(), layer.window or 0, layer.scale
+        attend.sinks = None if layer.sinks is None else layer.sinks.data_ptr()
         if self._library.paged_attention(ctypes.byref(attend)):
             raise RuntimeError(f"the C kernel does not support a cache of {tuple(self._cache.shape)}")
         return out

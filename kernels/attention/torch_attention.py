@@ -39,11 +39,11 @@ class TorchAttention:
         query = projected[:, : -cache.shape[1]]
         groups = self._groups(layer.window, query.dtype)
         if len(groups) == 1 and groups[0].kept is None:  # no query is padding
-            attended = self._attend_group(groups[0], layer.scale, query[:num_rows].contiguous(), cache)
+            attended = self._attend_group(groups[0], layer, query[:num_rows].contiguous(), cache)
             return functional.pad(attended, (0, 0, 0, 0, 0, len(query) - num_rows))
         out = query.new_zeros(query.shape)
         for group in groups:
-            attended = self._attend_group(group, layer.scale, query.index_select(0, group.rows), cache)
+            attended = self._attend_group(group, layer, query.index_select(0, group.rows), cache)
             rows = group.rows
             if group.kept is not None:
                 attended, rows = attended.index_select(0, group.kept), rows.index_select(0, group.kept)
@@ -75,7 +75,7 @@ class TorchAttention:
             kept=None if group.kept is None else group.kept.to(device),
         )
 
-    def _attend_group(self, group: AttentionGroup, scale: float, query: Tensor, cache: Tensor) -> Tensor:
+    def _attend_group(self, group: AttentionGroup, layer: LayerAttention, query: Tensor, cache: Tensor) -> Tensor:
         """Attend with `query` (sequences * queries, heads, head_dim) over the group's blocks; returns the same shape.
 
         Query heads of one KV head are folded into the query dimension, so that keys are never repeated.
@@ -87,12 +87,27 @@ class TorchAttention:
         pages = stored.view(-1, *cache.shape[2:]).index_select(0, group.pages).view(cache.dtype).to(query.dtype)
         pages = pages.view(2, group.sequences, split[2], -1, head_dim)
         keys, values = pages.masked_fill_(group.padding[:, None, :, None], 0)  # padding may hold NaN
+        mask, scale = group.mask, layer.scale
+        if layer.sinks is not None:  # a key and a value of zeros, whose score is the sink
+            keys, values = (functional.pad(each, (0, 0, 0, 1)) for each in (keys, values))
+            mask = _with_sinks(mask, layer.sinks, split[:4])
         if self._is_fused(group):
-            attended = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask, scale=scale)
+            attended = functional.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
         else:
-            attended = _attend_short(folded.float().mul_(scale), keys, values, group.mask)
+            attended = _attend_short(folded.float().mul_(scale), keys, values, mask)
         unfolded = attended.view(group.sequences, split[2], self._group_size, group.queries, head_dim)
         return unfolded.permute(0, 3, 1, 2, 4).reshape(-1, heads, head_dim)
+
+
+def _with_sinks(mask: Tensor, sinks: Tensor, split: tuple[int, int, int, int]) -> Tensor:
+    """Append a key with the score of each head's sink: (sequences, kv_heads, shared heads * queries, keys + 1).
+
+    `split`: sequences, queries, KV heads, and query heads that share a KV head.
+    """
+    sequences, queries, kv_heads, shared = split
+    of_head = mask[:, :, :queries].expand(sequences, kv_heads * shared, queries, -1)
+    of_sink = sinks.to(mask.dtype).view(1, -1, 1, 1).expand(sequences, -1, queries, 1)
+    return torch.cat((of_head, of_sink), -1).view(sequences, kv_heads, shared * queries, -1)
 
 
 def _attend_short(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:

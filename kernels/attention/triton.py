@@ -27,21 +27,23 @@ _MIN_ROWS_TO_PEEL = 64
 
 # Maximum score of a row that has seen no key yet: finite, so that it needs no special case.
 _LOWEST_SCORE = tl.constexpr(-1.0e30)
+_LOG2_E_OF_SINK = tl.constexpr(_LOG2_E)
 
 
 @triton.jit(do_not_specialize=["window"])
 def attend_kernel(
-    out, partial, partial_lse, query, cache, work, blocks, query_stride, token_stride, score_scale, value_scale,
+    out, partial, partial_lse, query, cache, work, blocks, sinks, query_stride, token_stride, score_scale, value_scale,
     window,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOWED: tl.constexpr, PEELED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Compute a tile or one split of it. Grid (kv_heads, splits): adjacent programs read heads of the same tokens.
 
     `query` (rows, heads, HEAD_DIM) has row stride `query_stride`; `out` has the same shape and is contiguous. `cache`
     is one layer, (blocks, BLOCK_SIZE, 2 * kv_heads, HEAD_DIM), with `token_stride` from token to token. The results of
     splits go to `partial` (rows, heads, HEAD_DIM) and `partial_lse` (rows, heads), float32. PEELED: a separate loop
-    without masks handles the tiles of keys that all rows see.
+    without masks handles the tiles of keys that all rows see. `sinks`: (heads,).
     """
     kv_head, kv_heads = tl.program_id(0), tl.num_programs(0)
     item = work + tl.program_id(1) * 8
@@ -94,6 +96,10 @@ def attend_kernel(
         HEAD_DIM, PADDED_DIM, BLOCK_SIZE, BLOCK_N, True, WINDOWED,
     )  # fmt: skip
 
+    if HAS_SINKS:  # without effect where splits are merged, which adds the sinks
+        sink = tl.where(partial_row < 0, tl.load(sinks + head, mask=real, other=0.0), _LOWEST_SCORE)
+        alpha, row_sum = _with_sink(row_max, row_sum, sink)
+        acc = acc * alpha[:, None]
     row_sum = tl.where(row_sum > 0, row_sum, 1.0)  # a row that sees no key gets zeros
     acc = acc * (value_scale / row_sum)[:, None]
     heads = kv_heads * GROUP
@@ -159,6 +165,15 @@ def _attend_inner(
 
 
 @triton.jit
+def _with_sink(row_max, row_sum, sink):
+    """Return a factor of all results so far, and the sum of the softmax, which the sink joins."""
+    sink *= _LOG2_E_OF_SINK
+    new_max = tl.maximum(row_max, sink)
+    alpha = tl.exp2(row_max - new_max)
+    return alpha, row_sum * alpha + tl.exp2(sink - new_max)
+
+
+@triton.jit
 def _block(table, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Return the block number of each key of a tile, or one number if all share a block. Keys from `end` on get 0."""
     if BLOCK_N <= BLOCK_SIZE:
@@ -171,8 +186,9 @@ def _block(table, start, end, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def merge_kernel(
-    out, partial, partial_lse, merges, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr
-):
+    out, partial, partial_lse, merges, sinks,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr, HAS_SINKS: tl.constexpr,
+):  # fmt: skip
     """Merge the splits of one row and head, weighted by their log-sum-exp. Grid (heads, merged rows)."""
     head, heads = tl.program_id(0), tl.num_programs(0)
     item = merges + tl.program_id(1) * 4
@@ -196,6 +212,9 @@ def merge_kernel(
         row_sum = row_sum * alpha + tl.sum(shares, axis=0)
         acc = acc * alpha + tl.sum(values * shares[:, None], axis=0)
         row_max = new_max
+    if HAS_SINKS:
+        alpha, row_sum = _with_sink(row_max, row_sum, tl.load(sinks + head))
+        acc = acc * alpha
     target = (row.to(tl.int64) * heads + head) * HEAD_DIM
     tl.store(out + target + dims, (acc / row_sum).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
@@ -210,6 +229,7 @@ def attend(
     """
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     launch = metadata.launch
+    sinks = query if options.sinks is None else options.sinks
     partial = query.new_empty((metadata.partial_rows, *query.shape[1:]), dtype=torch.float32)
     partial_lse = query.new_empty((metadata.partial_rows, shape.heads), dtype=torch.float32)
     attend_kernel[(shape.kv_heads, len(metadata.work))](
@@ -220,6 +240,7 @@ def attend(
         cache,
         metadata.work,
         metadata.blocks,
+        sinks,
         query.stride(0),
         cache.stride(1),
         options.scale * options.key_scale * _LOG2_E,
@@ -231,6 +252,7 @@ def attend(
         BLOCK_SIZE=shape.block_size,
         WINDOWED=options.window is not None,
         PEELED=launch.tiles["BLOCK_M"] >= _MIN_ROWS_TO_PEEL,
+        HAS_SINKS=options.sinks is not None,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
         **launch.tiles,
@@ -241,9 +263,11 @@ def attend(
             partial,
             partial_lse,
             metadata.merges,
+            sinks,
             HEAD_DIM=shape.head_dim,
             PADDED_DIM=shape.padded_dim,
             BLOCK_SPLITS=_BLOCK_SPLITS,
+            HAS_SINKS=options.sinks is not None,
             num_warps=4,
         )
     return out

@@ -45,7 +45,7 @@ class TritonAttention:
         launch_write_kv_(projected, self._cache[layer.index], self._metadata.slots, transform, rotation)
         query = projected[:, : self._shape.heads]
         self._check(query)
-        options = ScoreOptions(layer.scale, layer.window, self._scales.key, self._scales.value)
+        options = ScoreOptions(layer.scale, layer.window, self._scales.key, self._scales.value, layer.sinks)
         return attend(query, self._cache[layer.index], self._metadata, self._shape, options)
 
     def _check(self, query: Tensor) -> None:

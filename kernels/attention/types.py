@@ -31,6 +31,8 @@ class LayerAttention:
     scale: float
     # Number of tokens that a query sees, its own included; None for all.
     window: int | None = None
+    # (heads,) float32: a logit per head that joins the softmax without a value (attention sink); None for none.
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class ScoreOptions:
     # Scales of an FP8 cache: keys and values were divided by these before they were stored.
     key_scale: float = 1.0
     value_scale: float = 1.0
+    # As in `LayerAttention`.
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

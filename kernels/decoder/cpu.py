@@ -7,11 +7,13 @@ is even longer, because the weights evict Python's data from the caches.
 from __future__ import annotations
 
 import ctypes
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from ...protocol.errors import ConfigurationError
+from ..activation.types import Activation
 from ..attention.cpu import AttentionCall, HeadsCall, NativeAttention
 from ..kv_cache.types import Rotation
 from ..runtime.native_library import call_fields, loaded
@@ -43,7 +45,8 @@ class DecoderCall(ctypes.Structure):
         ("attention", ctypes.POINTER(AttentionCall)),
         ("angles", _Angles * 2),
         *call_fields(
-            integers="num_layers rows padding size layer_bytes unit_offset is_gelu num_threads is_bf16", doubles="eps"
+            integers="num_layers rows padding size layer_bytes unit_offset activation num_threads is_bf16",
+            doubles="eps",
         ),
     )
 
@@ -95,7 +98,7 @@ class NativeDecoder:
             size=self._size,
             layer_bytes=attention.layer_bytes,
             unit_offset=self._weights.unit_offset,
-            is_gelu=self._weights.activation == "gelu_tanh",
+            activation=get_args(Activation).index(self._weights.activation),
             num_threads=torch.get_num_threads(),
             is_bf16=self._dtype == torch.bfloat16,
             eps=self._weights.eps,

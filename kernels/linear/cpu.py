@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from ...protocol.errors import ConfigurationError
 from ..runtime.native_library import call_fields, load, loaded
 
-_LINE = 64
+#: Bytes of a cache line.
+LINE = 64
 _PANELS_AT_ONCE = 64
 #: Rows at a stride of a multiple of this many bytes share few lines of the level-1 cache, and evict each other.
-_CROWDED = 2048
+CROWDED = 2048
 
 
 class CWeights(ctypes.Structure):
@@ -82,8 +83,8 @@ class NativeLinear(nn.Module):
                 f"{hidden.dtype}."
             )
         rows = hidden.shape[0]
-        if hidden.stride(1) != 1 or (rows > 1 and hidden.stride(0) * hidden.element_size() % _CROWDED == 0):
-            padded = hidden.new_empty((rows, self.shape[1] + _LINE // hidden.element_size()))
+        if hidden.stride(1) != 1 or (rows > 1 and hidden.stride(0) * hidden.element_size() % CROWDED == 0):
+            padded = hidden.new_empty((rows, self.shape[1] + LINE // hidden.element_size()))
             hidden = padded[:, : self.shape[1]].copy_(hidden)
         out = hidden.new_empty((rows, self.shape[0]))
         call = _LinearCall(

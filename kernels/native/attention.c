@@ -210,8 +210,10 @@ INLINE void attend(const AttentionCall *call, const int64_t *sequence, int64_t k
         for (int64_t row = 0; row < tile.count; row++) {
             int64_t number = (done + row) / shared, head = kv_head * shared + (done + row) % shared;
             int64_t to = ((sequence[0] + number) * call->heads + head) * dim;
+            float total = tile.total[row];
+            if (call->sinks) total += exp2_of(all(call->sinks[head] * 1.44269504f - tile.largest[row]))[0];
             for (int i = 0; i < dim; i += LANES)
-                store(call->out, to + i, load(tile.mixed + row * dim, i, 0) * all(1.0f / tile.total[row]), is_bf16);
+                store(call->out, to + i, load(tile.mixed + row * dim, i, 0) * all(1.0f / total), is_bf16);
         }
     }
 }

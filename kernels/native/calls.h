@@ -29,6 +29,18 @@ typedef struct {
 } LinearCall;
 
 void linear(const LinearCall *call);
+
+/* `inputs` and `outputs`: rows sorted by expert, rows of inputs `stride` elements apart. `experts`: the weights of each
+   expert, all of one shape and format. `starts`: (num_experts + 1), first row of each expert. */
+typedef struct {
+    const Weights *const *experts;
+    const int64_t *starts;
+    const void *inputs;
+    void *outputs;
+    int64_t num_experts, stride, num_threads;
+} ExpertsCall;
+
+void expert_linear(const ExpertsCall *call);
 void quantized_linear(const LinearCall *call);
 int linear_rows(const Weights *weights, const int64_t *outputs, int64_t rows, void *plain);
 void quantized_row(const Weights *weights, int64_t output, void *plain);
@@ -46,11 +58,14 @@ typedef struct {
 
 void rms_norm(const NormCall *call);
 
+/* As in activation/types.py. */
+enum { SILU, GELU_TANH, SWIGLUOAI };
+
 /* `gate_up`: rows `stride` elements apart, `size` of the gate, then `size` of the up part. `out`: contiguous rows. */
 typedef struct {
     const void *gate_up;
     void *out;
-    int64_t rows, size, stride, is_gelu, num_threads, is_bf16;
+    int64_t rows, size, stride, activation, num_threads, is_bf16;
 } GateCall;
 
 void gated(const GateCall *call);
@@ -77,13 +92,14 @@ void write_heads(const HeadsCall *call);
    positions), values as (words of positions, head_dim), so that one vector holds the same word of sixteen keys, or of
    sixteen elements of a value. `sequences`: (n, 4): first row, position of the first query, number of queries, start of
    the block table in `tables`. `max_queries`: maximum per sequence. `window`: visible tokens, the query's own included;
-   0 for all. */
+   0 for all. `sinks`: null, or a logit per head that joins the softmax without a value. */
 typedef struct {
     const void *query;
     void *out;
     const void *cache;
     const int64_t *sequences;
     const int32_t *tables;
+    const float *sinks;
     int64_t query_stride;
     int64_t num_sequences;
     int64_t max_queries;
@@ -142,7 +158,7 @@ typedef struct {
     const HeadsCall *heads;
     const AttentionCall *attention;
     Angles angles[2];
-    int64_t num_layers, rows, padding, size, layer_bytes, unit_offset, is_gelu, num_threads, is_bf16;
+    int64_t num_layers, rows, padding, size, layer_bytes, unit_offset, activation, num_threads, is_bf16;
     double eps;
 } DecoderCall;
 

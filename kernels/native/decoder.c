@@ -112,7 +112,7 @@ int decoder(const DecoderCall *call) {
         norm(call, layer->mlp_norm, update, places.normed);
         product(call, layer->gate_up, places.normed, places.wide, places.padded);
         gated(&(GateCall){.gate_up = places.wide, .out = places.narrow, .rows = call->rows,
-                          .size = layer->down->inputs, .stride = layer->gate_up->outputs, .is_gelu = call->is_gelu,
+                          .size = layer->down->inputs, .stride = layer->gate_up->outputs, .activation = call->activation,
                           .num_threads = call->num_threads, .is_bf16 = call->is_bf16});
         product(call, layer->down, places.narrow, update, places.padded);
         norm_update(call, layer->mlp_out_norm, update);

@@ -46,8 +46,18 @@ INLINE vec gelu_tanh(vec x) {
     return x / (all(1) + exp_of(all(-2) * u));
 }
 
-INLINE vec gate(vec x, vec up, int64_t is_gelu, const int is_bf16) {
-    return rounded(is_gelu ? gelu_tanh(x) : silu(x), is_bf16) * up;
+INLINE vec smaller(vec a, vec b) { return -larger(-a, -b); }
+
+/* SwiGLU of gpt-oss: both parts are clamped, and 1 is added to the up part. */
+INLINE vec clamped_swiglu(vec x, vec up, const int is_bf16) {
+    x = smaller(x, all(7));
+    up = rounded(smaller(larger(up, all(-7)), all(7)) + all(1), is_bf16);
+    return rounded(x / (all(1) + exp_of(all(-1.702f) * x)), is_bf16) * up;
+}
+
+INLINE vec gate(vec x, vec up, int64_t activation, const int is_bf16) {
+    if (activation == SWIGLUOAI) return clamped_swiglu(x, up, is_bf16);
+    return rounded(activation == GELU_TANH ? gelu_tanh(x) : silu(x), is_bf16) * up;
 }
 
 INLINE void gate_row(const GateCall *call, int64_t row, const int is_bf16) {
@@ -55,11 +65,11 @@ INLINE void gate_row(const GateCall *call, int64_t row, const int is_bf16) {
     const int64_t whole = call->size / LANES * LANES, left = call->size - whole;
     for (int64_t i = 0; i < whole; i += LANES) {
         const vec x = load(call->gate_up, from + i, is_bf16);
-        store(call->out, to + i, gate(x, load(call->gate_up, up + i, is_bf16), call->is_gelu, is_bf16), is_bf16);
+        store(call->out, to + i, gate(x, load(call->gate_up, up + i, is_bf16), call->activation, is_bf16), is_bf16);
     }
     if (left) {
         const vec x = load_some(call->gate_up, from + whole, left, is_bf16);
-        const vec y = gate(x, load_some(call->gate_up, up + whole, left, is_bf16), call->is_gelu, is_bf16);
+        const vec y = gate(x, load_some(call->gate_up, up + whole, left, is_bf16), call->activation, is_bf16);
         store_some(call->out, to + whole, y, left, is_bf16);
     }
 }

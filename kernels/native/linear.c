@@ -127,3 +127,16 @@ void linear(const LinearCall *call) {
     else if (call->weights->is_bf16) multiply(call, 1);
     else multiply(call, 0);
 }
+
+void expert_linear(const ExpertsCall *call) {
+    for (int64_t expert = 0; expert < call->num_experts; expert++) {
+        const int64_t first = call->starts[expert], rows = call->starts[expert + 1] - first;
+        if (rows == 0) continue;
+        const Weights *weights = call->experts[expert];
+        const int64_t size = size_of(weights->is_bf16);
+        linear(&(LinearCall){.weights = weights, .rows = rows, .stride = call->stride,
+                             .inputs = (const char *)call->inputs + first * call->stride * size,
+                             .outputs = (char *)call->outputs + first * weights->outputs * size,
+                             .num_threads = call->num_threads});
+    }
+}

@@ -28,7 +28,7 @@ SUBPACKAGES = {
         "templates",
         "detokenize logit_edits repetition fair_queue sandbox control_tokens",
     ],
-    "kernels": ["decoder", "attention", "activation kv_cache linear lora norm sampling", "runtime"],
+    "kernels": ["decoder", "attention experts", "activation kv_cache linear lora norm sampling", "runtime"],
     "accounting": ["accounts", "budget ledger prices", "breaker reported_usage surcharges", "token_estimate"],
     "model_files": ["download", "gguf_reader identity sampling_defaults", "gguf_checks", "gguf_header"],
     "local_engine": [
@@ -96,6 +96,7 @@ SUBPACKAGES = {
         "loading",
         "families formats",
         "decoder",
+        "experts latent_attention",
         "layers",
         "sharding",
         "config rope",

@@ -16,10 +16,11 @@ SHAPE = AttentionShape(heads=4, kv_heads=2, head_dim=16, block_size=16, cache_by
 MIXED = [(40, 1), (0, 20), (17, 6), (0, 0), (15, 1)]
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("window", [None, 9])
-def test_attention(window: int | None) -> None:
+def test_attention(window: int | None, has_sinks: bool) -> None:
     torch.manual_seed(0)
-    assert attention_error(SHAPE, MIXED, PLACE, window) < 1e-5
+    assert attention_error(SHAPE, MIXED, PLACE, window, has_sinks=has_sinks) < 1e-5
 
 
 def test_the_check_sees_an_error(monkeypatch) -> None:

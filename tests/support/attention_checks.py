@@ -72,18 +72,24 @@ def exact(
         for head in range(query.shape[1]):
             key, value = tokens[:, head // shared] * scales.key, tokens[:, kv_heads + head // shared] * scales.value
             scores = query[rows, head].double() @ key.T * layer.scale
-            out[rows, head] = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value
+            scores = scores.masked_fill(hidden, -torch.inf)
+            if layer.sinks is not None:
+                scores = torch.cat((scores, layer.sinks[head].double().expand(span.length, 1)), -1)
+            out[rows, head] = scores.softmax(-1)[:, :end] @ value
     return out
 
 
-def attention_error(shape: AttentionShape, chunks: Chunks, place: Place, window: int | None) -> float:
+def attention_error(
+    shape: AttentionShape, chunks: Chunks, place: Place, window: int | None, *, has_sinks: bool = False
+) -> float:
     """Return the relative error of a batch with three rows of padding. Asserts that these rows get zeros."""
     spans, cache = filled_cache(shape, chunks, place)
     rows = sum(span.length for span in spans)
     heads = shape.heads + 2 * shape.kv_heads
     projected = torch.randn(rows + 3, heads, shape.head_dim, device=place.device).to(place.dtype)
     query = projected[:, : shape.heads].clone()
-    layer, scales = LayerAttention(0, shape.head_dim**-0.5, window), place.scales
+    sinks = torch.randn(shape.heads, device=place.device) * 3 if has_sinks else None
+    layer, scales = LayerAttention(0, shape.head_dim**-0.5, window, sinks), place.scales
     metadata = AttentionPlanner.on(place.device, shape).metadata(spans, rows + 3)
     output = TritonAttention(cache, metadata, shape, scales=scales).attend(layer, projected, None)
     assert not output[rows:].any()

@@ -40,5 +40,8 @@ def _attend_sequence(query: Tensor, cache: Tensor, span: QuerySpan, options: Sco
     hidden = key_positions > positions
     if options.window is not None:
         hidden |= key_positions <= positions - options.window
-    probabilities = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1)
+    scores = scores.masked_fill(hidden, -torch.inf)
+    if options.sinks is not None:
+        scores = torch.cat((scores, options.sinks[:, None, None].expand(-1, span.length, 1)), dim=-1)
+    probabilities = scores.softmax(dim=-1)[..., :end]
     return torch.einsum("hqk,khd->qhd", probabilities, values)

@@ -31,6 +31,7 @@ class RankGroup(ModelGroup):
     def __init__(self, rank: int, config: EngineConfig) -> None:
         """`rank`: number of this process among all."""
         self.size, self.num_stages = config.tensor_parallel, config.pipeline_parallel
+        self.expert_parallel = config.enable_expert_parallel
         self.rank = rank % self.size
         self.stage = self.num_stages - 1 - rank // self.size
         self._number = rank

@@ -19,6 +19,7 @@ from ....kernels.attention.block_tables import BlockTables
 from ....kernels.attention.cpu import NativeAttention
 from ....kernels.attention.ops import TritonBackend, choose_backend
 from ....kernels.attention.ragged_batch import Ints, Passes, RaggedBatch
+from ....kernels.experts.ops import separate_experts
 from ....kernels.linear.ops import least_rows, pack_linears
 from ....kernels.runtime.backend import BackendName
 from ....kernels.runtime.native_library import load
@@ -74,9 +75,10 @@ class Runner:
         cache = cache or CacheOptions()
         self.tables = tables or BlockTables(1, num_blocks)
         model.group.tell(NewRunner(num_blocks, len(self.tables.host), self.tables.width, cache))
+        separate_experts(model)
         pack_linears(model, batch_invariant=batch_invariant)
         self.model = model
-        self._least_rows = least_rows(model)
+        self._least_rows = 1 if model.has_experts else least_rows(model)  # padding would read more experts
         self.block_size = block_size
         self._device = model.device
         spec = cache_spec(model, num_blocks, block_size, cache.dtype)

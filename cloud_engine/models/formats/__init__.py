@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ....protocol.errors import ModelLoadError
 from ..fields import Fields
-from . import awq, compressed_tensors, fp8, gptq
+from . import awq, compressed_tensors, fp8, gptq, mxfp4
 from .format import Format
 
 FORMATS: Mapping[str, Callable[[Fields], tuple[Format, ...]]] = {
@@ -14,6 +14,7 @@ FORMATS: Mapping[str, Callable[[Fields], tuple[Format, ...]]] = {
     "compressed-tensors": compressed_tensors.read,
     "fp8": fp8.read,
     "gptq": gptq.read,
+    "mxfp4": mxfp4.read,
 }
 
 

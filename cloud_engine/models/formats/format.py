@@ -45,6 +45,12 @@ class StoredWeight:
         begins_at_0 = self.bits == 4 and self.minimum is not None
         return self.numbers.dtype, self.bits, begins_at_0, self.scale.dtype, self.scale.shape[1], factors
 
+    def deinterleaved(self) -> StoredWeight:
+        """Return the weight with the outputs of even number first."""
+        rows = torch.arange(len(self.numbers)).view(-1, 2).t().flatten()
+        zero = None if self.zero is None else self.zero[rows]
+        return replace(self, numbers=self.numbers[rows], scale=self.scale[rows], zero=zero)
+
     def take(self, shard: Shard) -> StoredWeight:
         """Return a rank's part. Raises ConfigurationError if ranks that split the inputs would also split groups."""
         if shard.group.size == 1:
@@ -99,7 +105,10 @@ class StoredWeight:
 
 
 class Format(Protocol):
-    """A format of layers in checkpoints. Tensors are named by what follows the layer's name."""
+    """A format of layers in checkpoints. Tensors are named by what follows the layer's name.
+
+    Names with an underscore at the beginning belong to tensors of all experts.
+    """
 
     @property
     def required(self) -> tuple[str, ...]:

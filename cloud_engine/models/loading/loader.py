@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ....kernels.experts.ops import ExpertLinear, SeparateExperts
 from ....kernels.linear.ops import QuantizedEmbedding, QuantizedLinear
-from ....kernels.linear.types import QuantizedWeight
+from ....kernels.linear.types import Fp8Weight, QuantizedWeight
 from ....kernels.runtime.backend import Quantization
 from ....kernels.runtime.host_memory import release_freed_memory
-from ....protocol.errors import ModelLoadError
+from ....protocol.errors import ConfigurationError, ModelLoadError
 from ..causal_model import CausalModel
 from ..decoder import Decoder
 from ..families import FAMILIES
@@ -25,6 +29,8 @@ from ..transformers_model import check_options, load_transformers_model
 from .checkpoint import SafetensorsFolder
 from .gguf_file import GgufFile
 from .quantized_layers import QuantizedLayers
+
+_LOG = logging.getLogger(__name__)
 
 #: Called after each parameter with the number of bytes loaded so far, and the total.
 Progress = Callable[[int, int], None]
@@ -74,47 +80,88 @@ def load_model(
     family = family_of(checkpoint.fields)
     config = family.read_config(checkpoint.fields)
     quantize = None if quantization is None else quantizer(quantization, checkpoint.fields, device)
+    if quantize is not None and config.experts is not None and device != "cpu":
+        fault = f"quantization: the experts of {config.architecture} can be quantized on CPUs only. Omit the option."
+        raise ConfigurationError(fault, param="quantization")
     with torch.device("meta"):
         whole, model = Decoder(config), Decoder(config, group)
     parameters = dict(whole.named_parameters())  # lists a tied head only once
     own = {model.whole_name(name): name for name, _ in model.named_parameters()}
-    sources = _sources(checkpoint, family, list(parameters))
+    sources = _sources(checkpoint, family, list(parameters), config.experts.count if config.experts else 0)
     layers = QuantizedLayers(checkpoint, sources)
     _check_names(checkpoint, sources, layers, tied_head=config.tie_word_embeddings, ignored=family.ignored)
     dtype = dtype or checkpoint.dtype(sources["embed_tokens.weight"][0])
     total = sum(parameters[name].numel() for name in own) * dtype.itemsize
     state: dict[str, Tensor] = {}
-    quantized: dict[str, QuantizedWeight] = {}
+    quantized: dict[str, list[QuantizedWeight]] = {}
     loaded = 0
     for name in filter(own.__contains__, sources):
         parts, shape, module = sources[name], parameters[name].shape, own[name].rpartition(".")[0]
-        shard = getattr(model.get_submodule(module), "shard", None)
+        layer = model.get_submodule(module)
+        shard = getattr(layer, "shard", None)
         if name in layers:
-            quantized[module] = layers.load(name, tuple(shape), shard)
+            weights = layers.load(name, tuple(shape), shard, interleaved=family.is_interleaved(name))
+            if isinstance(layer, ExpertLinear) and device != "cpu":
+                state[own[name]] = torch.stack([_plain(each, dtype) for each in weights]).to(device)
+                _LOG.info("%s: dequantized, because no kernel multiplies quantized experts on GPUs", module)
+            else:
+                quantized[module] = weights
         else:
-            rows = _rows(checkpoint, parts, shape)
-            weight = torch.empty(shape, dtype=dtype, device=device if group.size == 1 else "cpu")
-            for part, piece in zip(parts, weight.split(rows), strict=True):
-                checkpoint.copy_into(part, piece)
+            exact = torch.float32 if name.endswith("e_score_correction_bias") else dtype  # decides between experts
+            place = device if group.size == 1 else "cpu"
+            weight = _read(checkpoint, parts, parameters[name].to(exact), partial(family.stored, name), place)
             weight = weight if shard is None else shard.take(weight)
-            if quantize is not None and name.endswith(".weight") and isinstance(model.get_submodule(module), Linear):
-                quantized[module] = quantize(weight)
+            if quantize is not None and name.endswith(".weight") and _is_quantizable(layer, module):
+                quantized[module] = [quantize(each) for each in (weight if weight.dim() == 3 else [weight])]
             else:
                 state[own[name]] = weight.to(device)
         loaded += shape.numel() * dtype.itemsize
         if progress:
             progress(loaded, total)
-    is_tied = config.tie_word_embeddings and group.is_last
-    for module, weight in quantized.items():
-        layer = QuantizedLinear(weight, state.pop(f"{module}.bias", None), dtype).to(device)
-        model.set_submodule(module, QuantizedEmbedding(layer) if module == "embed_tokens" else layer)
-        if module == "embed_tokens" and is_tied:
-            model.set_submodule("lm_head", layer)
+    _set_quantized(model, quantized, state, dtype, device)
     model.load_state_dict(state, assign=True, strict=False)  # not strict, because `_check_names` has checked the names
-    if is_tied and "embed_tokens" not in quantized:
+    if config.tie_word_embeddings and group.is_last and "embed_tokens" not in quantized:
         model.lm_head.weight = model.embed_tokens.weight
     release_freed_memory()  # intermediate results of decoding
     return model.eval().requires_grad_(False)
+
+
+def _set_quantized(
+    model: Decoder,
+    quantized: Mapping[str, Sequence[QuantizedWeight]],
+    state: dict[str, Tensor],
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    """Replace modules by quantized ones, whose biases are taken out of `state`. Experts have a weight each."""
+    for module, weights in quantized.items():
+        is_expert = isinstance(model.get_submodule(module), ExpertLinear)
+        bias = state.pop(f"{module}.bias", None)
+        biases = bias if bias is not None and is_expert else [bias] * len(weights)
+        layers = [QuantizedLinear(*each, dtype).to(device) for each in zip(weights, biases, strict=True)]
+        if module == "embed_tokens":
+            model.set_submodule(module, QuantizedEmbedding(layers[0]))
+            if model.config.tie_word_embeddings and model.group.is_last:
+                model.set_submodule("lm_head", layers[0])
+        else:
+            model.set_submodule(module, SeparateExperts(layers) if is_expert else layers[0])
+
+
+def _read(
+    checkpoint: Checkpoint, parts: tuple[str, ...], meta: Tensor, stored: Callable[[Tensor], Tensor], device: str
+) -> Tensor:
+    """Read a whole parameter like `meta`. `stored` returns the view of it that the `parts` of the checkpoint fill."""
+    rows = _rows(checkpoint, parts, tuple(stored(meta).shape))
+    weight = torch.empty_like(meta, device=device)
+    for part, piece in zip(parts, stored(weight).split(rows), strict=True):
+        checkpoint.copy_into(part, piece)
+    return weight
+
+
+def _plain(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
+    """Return a quantized weight as (features, inputs) in `dtype`, its inputs in order."""
+    plain, order = weight.dequantized().to(dtype), None if isinstance(weight, Fp8Weight) else weight.order
+    return plain if order is None else plain[:, order.argsort()]
 
 
 def family_of(fields: Fields) -> Family:
@@ -127,9 +174,14 @@ def family_of(fields: Fields) -> Family:
     raise ModelLoadError(f"{fields.where}: architecture {wanted!r} is not supported; supported: {known}.")
 
 
-def _sources(checkpoint: Checkpoint, family: Family, parameters: list[str]) -> dict[str, tuple[str, ...]]:
+def _is_quantizable(layer: nn.Module, name: str) -> bool:
+    """Return whether a layer is a large matrix: routers and the gates of shared experts stay exact."""
+    return isinstance(layer, Linear | ExpertLinear) and not name.endswith(("router", "shared_gate"))
+
+
+def _sources(checkpoint: Checkpoint, family: Family, parameters: list[str], experts: int) -> dict[str, tuple[str, ...]]:
     """Return the tensors of each parameter, under the first prefix of the family in the checkpoint."""
-    choices = [family.sources(parameters, prefix) for prefix in family.prefixes]
+    choices = [family.sources(parameters, prefix, experts) for prefix in family.prefixes]
     fit = (each for each in choices if not checkpoint.difference(set(each["embed_tokens.weight"]))[0])
     return next(fit, choices[0])
 
@@ -153,9 +205,14 @@ def _check_names(
 
 
 def _rows(checkpoint: Checkpoint, parts: tuple[str, ...], wanted: tuple[int, ...]) -> list[int]:
-    """Return the number of rows of each part. Raises ModelLoadError for wrong shapes, before memory is allocated."""
+    """Return the number of rows of each part. Raises ModelLoadError for wrong shapes, before memory is allocated.
+
+    Several of the last `wanted` dimensions may be stored as one.
+    """
     shapes = [checkpoint.shape(part) for part in parts]
-    rows = [shape[0] for shape in shapes]
+    rows = [shape[0] if shape else 0 for shape in shapes]
+    if shapes and 1 < len(shapes[0]) < len(wanted):
+        wanted = (*wanted[: len(shapes[0]) - 1], math.prod(wanted[len(shapes[0]) - 1 :]))
     if any(shape[1:] != wanted[1:] for shape in shapes) or sum(rows) != wanted[0]:
         stored = " + ".join(f"{part} {shape}" for part, shape in zip(parts, shapes, strict=True))
         raise ModelLoadError(

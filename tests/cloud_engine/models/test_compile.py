@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoder_reference import SHAPES, random_tokens, reference_model
+from decoder_reference import EXPERT_SHAPES, SHAPES, random_tokens, reference_model
 from forward_chunks import Chunk, compute
 from plain_sampling import SamplingRow, sample, sampling_rows
 from updraft.cloud_engine.engine.worker.model_runner import Runner
@@ -30,8 +30,8 @@ BLOCK = 16
 LENGTHS = [(0, 40), (16, 30), (31, 32), (60, 61), (47, 52), (5, 6), (15, 17)]
 
 
-#: Heads of 24 have no attention in C, and norms over all heads no place in it.
-NOT_IN_C = ("llama-mqa-wide-head", "olmo2")
+#: Heads of 24 have no attention in C, and norms over all heads and experts no place in it.
+NOT_IN_C = ("llama-mqa-wide-head", "olmo2", *EXPERT_SHAPES)
 IN_C = [shape for shape in SHAPES if shape not in NOT_IN_C]
 #: Types whose layers are in C on this processor: oneDNN multiplies bfloat16 faster with a matrix unit.
 DTYPES = [

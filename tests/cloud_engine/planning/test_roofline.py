@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from updraft.bench.engine.shapes import random_model, shape_config
+from updraft.cloud_engine.models.config import ExpertsConfig, LatentConfig
 from updraft.cloud_engine.planning.roofline import GPUS, num_weights, predicted_decode
 
 LLAMA, H100 = shape_config("llama-3.1-8b"), GPUS["NVIDIA H100 80GB HBM3"]
@@ -48,8 +50,32 @@ def test_windows_limit_what_is_read() -> None:
     assert full - cut == pytest.approx(16 * 4096 * (8192 - 512) / 3.35e12)
 
 
-def test_weights_are_those_of_the_model() -> None:
+EXPERTS = ExpertsConfig(8, 2, 48, (False, True), shared_size=32, gates_shared=True)
+
+
+@pytest.mark.parametrize(
+    "differences",
+    [
+        {},
+        {"experts": EXPERTS},
+        {"num_kv_heads": 4, "head_dim": 32, "latent": LatentConfig(24, 40, 16, True, 20)},
+        {"num_kv_heads": 4, "head_dim": 32, "latent": LatentConfig(24, None, 16, True, 20), "experts": EXPERTS},
+    ],
+)
+def test_weights_are_those_of_the_model(differences: dict[str, Any]) -> None:
     small = replace(LLAMA, vocab_size=64, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, head_dim=16)
-    model = random_model(replace(small, num_kv_heads=2), torch.float32, torch.device("cpu"))
+    model = random_model(replace(small, **{"num_kv_heads": 2, **differences}), torch.float32, torch.device("cpu"))
     matrices = sum(each.numel() for each in model.parameters() if each.dim() > 1) - model.embed_tokens.weight.numel()
     assert num_weights(model.config) == matrices
+
+
+def test_a_step_reads_the_experts_that_its_tokens_use() -> None:
+    """128 experts of 3 * 2,048 * 768 weights in each of 48 layers, 8 of which a token uses."""
+    experts = ExpertsConfig(128, 8, 768, (True,) * 48)
+    model = replace(LLAMA, hidden_size=2048, num_layers=48, num_heads=32, num_kv_heads=4, experts=experts)
+    others = num_weights(model) - 48 * 128 * 4_718_592
+    kv_s = 2 * 2 * 4 * 128 * 48 / H100.bandwidth
+    for sequences, used in ((1, 8.0), (2, 15.5), (64, 128 * (1 - (120 / 128) ** 64))):
+        step_s = predicted_decode(model, replace(H100, memory=1e15), sequences, 1).step_s
+        weights = others + 48 * used * 4_718_592
+        assert step_s == pytest.approx(2 * weights / H100.bandwidth + sequences * kv_s, rel=1e-6)

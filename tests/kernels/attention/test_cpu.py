@@ -96,7 +96,7 @@ class Batch:
     ) -> Tensor:
         projected, cache = self.projected.clone(), self.cache[0].clone()
         write_kv_reference_(projected, cache, self.slots, HeadTransform(norms), rotation)
-        rule = ScoreOptions(layer.scale, layer.window)
+        rule = ScoreOptions(layer.scale, layer.window, sinks=layer.sinks)
         return attend_reference(projected[:, : self.heads], cache, self.spans, rule)
 
 
@@ -107,6 +107,18 @@ def test_batches(implementation: type[TorchAttention], chunks: Chunks, window: i
     torch.manual_seed(0)
     batch, layer = Batch(chunks), LayerAttention(0, 0.3, window)
     torch.testing.assert_close(batch.attend(implementation, layer), batch.expected(layer), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("chunks", BATCHES)
+def test_sinks_join_the_softmax(implementation: type[TorchAttention], chunks: Chunks, window: int | None) -> None:
+    torch.manual_seed(0)
+    batch, sinks = Batch(chunks), torch.tensor([-3.0, 0.5, 8.0, 300.0])
+    layer = LayerAttention(0, 0.3, window, sinks)
+    given = batch.attend(implementation, layer)
+    torch.testing.assert_close(given, batch.expected(layer), rtol=2e-5, atol=2e-6)
+    assert not given[:, 3].any(), "a sink far above all scores leaves nothing for the values"
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -159,8 +159,9 @@ def test_pieces_give_what_the_whole_gives(queries: int, rule: ScoreOptions) -> N
     torch.testing.assert_close(case.attend(rule, metadata), case.attend(rule), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("pieces", [1, 2, 16, 17, 40])
-def test_any_number_of_pieces_is_merged(pieces: int) -> None:
+def test_any_number_of_pieces_is_merged(pieces: int, has_sinks: bool) -> None:
     """By weights that differ widely; a piece in which the window hides everything has next to none."""
     torch.manual_seed(pieces)
     rows, heads, head_dim = 2, 3, 80
@@ -169,10 +170,15 @@ def test_any_number_of_pieces_is_merged(pieces: int) -> None:
     logs[0, 0], partial[0, 0] = -1e30, 0.0
     merges = torch.tensor([[3, 1, rows, pieces], [0, 0, rows, pieces], [0, 0, 0, 0]], dtype=torch.int32, device=DEVICE)
     out = torch.full((4, heads, head_dim), torch.nan, device=DEVICE)
+    sinks = torch.tensor([-5.0, 1.0, 20.0], device=DEVICE)
     paged_attention_triton.merge_kernel[(heads, len(merges))](
-        out, partial, logs, merges, HEAD_DIM=head_dim, PADDED_DIM=128, BLOCK_SPLITS=16
+        *(out, partial, logs, merges, sinks),
+        **{"HEAD_DIM": head_dim, "PADDED_DIM": 128, "BLOCK_SPLITS": 16, "HAS_SINKS": has_sinks},
     )
-    shares = (logs.double() * math.log(2)).softmax(0)[..., None]
+    scores = logs.double() * math.log(2)
+    if has_sinks:
+        scores = torch.cat((scores, sinks.double().expand(1, rows, heads)))
+    shares = scores.softmax(0)[:pieces, ..., None]
     expected = (partial * shares).sum(0).float()
     torch.testing.assert_close(out[[0, 3]], expected)
     assert out[1:3].isnan().all()

@@ -25,7 +25,7 @@ def attend(
     launch = attention_launch(shape, queries)
     cache = "fp8e4nv" if shape.cache_bytes == 1 else dtype
     pointers = {"out": dtype, "partial": "fp32", "partial_lse": "fp32", "query": dtype, "cache": cache}
-    pointers |= {"work": "i32", "blocks": "i32"}
+    pointers |= {"work": "i32", "blocks": "i32", "sinks": "fp32"}
     signature = {pointer: f"*{element}" for pointer, element in pointers.items()}
     signature |= dict.fromkeys(("query_stride", "token_stride", "window"), "i32")
     signature |= dict.fromkeys(("score_scale", "value_scale"), "fp32")
@@ -36,6 +36,7 @@ def attend(
         "BLOCK_SIZE": shape.block_size,
         "WINDOWED": rules.get("windowed", False),
         "PEELED": launch.tiles["BLOCK_M"] >= 64,
+        "HAS_SINKS": rules.get("sinks", False),
         **launch.tiles,
     }
     return Spec(
@@ -77,8 +78,8 @@ def merge(head_dim: int, dtype: str = "bf16") -> Spec:
     return Spec(
         f"merge-{dtype}-{head_dim}",
         merge_kernel,
-        {"out": f"*{dtype}", "partial": "*fp32", "partial_lse": "*fp32", "merges": "*i32"},
-        {"HEAD_DIM": head_dim, "PADDED_DIM": padded, "BLOCK_SPLITS": 16},
+        {"out": f"*{dtype}", "partial": "*fp32", "partial_lse": "*fp32", "merges": "*i32", "sinks": "*fp32"},
+        {"HEAD_DIM": head_dim, "PADDED_DIM": padded, "BLOCK_SPLITS": 16, "HAS_SINKS": head_dim == 64},
         aligned=("out", "partial", "partial_lse", "merges"),
         max_registers=64 if padded <= 128 else 80,
     )
@@ -91,6 +92,7 @@ EIGHT_SHARE = AttentionShape(heads=64, kv_heads=8, head_dim=128, block_size=64)
 UNEVEN = AttentionShape(heads=32, kv_heads=32, head_dim=80, block_size=64)
 MISTRAL = with_window(LLAMA_8B)
 PHI_3 = with_window(AttentionShape(heads=32, kv_heads=32, head_dim=96, block_size=64))
+GPT_OSS = with_window(AttentionShape(heads=64, kv_heads=8, head_dim=64, block_size=64))
 GEMMA_1B = with_window(AttentionShape(heads=4, kv_heads=1, head_dim=256, block_size=64))
 GEMMA_4B = with_window(AttentionShape(heads=8, kv_heads=4, head_dim=256, block_size=64))
 
@@ -119,6 +121,9 @@ WINDOWED = [
     attend("nine-full-layer", MISTRAL, 9),
     attend("nine-windowed-block16", with_window(SMALL_BLOCKS), 9, windowed=True),
     attend("prefill-windowed", MISTRAL, 2048, windowed=True),
+    attend("decode-gpt-oss", GPT_OSS, 1, windowed=True, sinks=True),
+    attend("nine-gpt-oss-full", GPT_OSS, 9, sinks=True),
+    attend("prefill-gpt-oss", GPT_OSS, 2048, windowed=True, sinks=True),
     attend("decode-phi", PHI_3, 9, windowed=True),
     attend("prefill-phi", PHI_3, 2048, windowed=True),
     attend("prefill-phi-full", replace(PHI_3, windowed=False), 2048),

@@ -238,6 +238,7 @@ def test_a_sleeping_group_wakes_up() -> None:
 def test_what_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
     for config, kind, named in [
         (replace(TWO, tensor_parallel=5), ConfigurationError, "5 ranks cannot share"),
+        (replace(TWO, enable_expert_parallel=True), ConfigurationError, "has no experts"),
         (TWO, ModelLoadError, "config.json"),
     ]:
         folder = pocket.pocket_large_folder() if kind is ConfigurationError else tmp_path
@@ -245,6 +246,8 @@ def test_what_ranks_cannot_share_is_refused(tmp_path: Path) -> None:
             engine.wait_ready()
     with pytest.raises(ConfigurationError, match="batch_invariant excludes"):
         EngineConfig(tensor_parallel=2, batch_invariant=True)
+    with pytest.raises(ConfigurationError, match="enable_expert_parallel needs a tensor_parallel above 1"):
+        EngineConfig(enable_expert_parallel=True, pipeline_parallel=2)
 
 
 def test_ranks_share_threads_and_have_a_gpu_each() -> None:

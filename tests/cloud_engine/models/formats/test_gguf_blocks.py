@@ -15,13 +15,14 @@ import torch
 gguf = pytest.importorskip("gguf", reason="needs the [cloud] extra")
 
 from decoder_reference import expected_logprobs, reference_model
+from forward_chunks import Chunk, compute
 from gguf_writer import dequantise, write_gguf
 from greedy_answers import SIZES, TOKENS, answered, likeliest
 from real_model import SMOLLM2, needs_smollm2
 from thread_group import ThreadGroup
 from torch import Tensor, nn
 from updraft.bench.engine.formats import held_bytes
-from updraft.cloud_engine.engine.worker.model_runner import Chunk, Runner
+from updraft.cloud_engine.engine.worker.model_runner import Runner
 from updraft.cloud_engine.models.compile import compile_decoder
 from updraft.cloud_engine.models.formats.format import StoredWeight, alike, joined
 from updraft.cloud_engine.models.formats.gguf import GGUF_BLOCKS
@@ -163,7 +164,7 @@ def test_a_real_model_keeps_its_memory_and_perplexity() -> None:
             plain.set_submodule(name, layer)
     runners = [Runner(model, 26, 16) for model in (packed, plain)]
     assert held_bytes(packed) < 1.15 * sum(tensor.size for tensor in header.tensors)
-    logits = [runner.run([Chunk(tokens, 0, list(range(26)), len(tokens))]) for runner in runners]
+    logits = [compute(runner, [Chunk(tokens, 0, list(range(26)), len(tokens))]) for runner in runners]
     nll = [nn.functional.cross_entropy(rows[:-1], torch.tensor(tokens[1:])).item() for rows in logits]
     assert abs(nll[0] - nll[1]) < 0.01
     pack_linears(packed)  # stays as it is

@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("gguf", reason="needs the [cloud] extra")
 
-from decoder_reference import LONG_ONLY, expected_logprobs, random_tokens, reference_model
+from decoder_reference import EXPERT_SHAPES, LONG_ONLY, expected_logprobs, random_tokens, reference_model
 from decoder_reference import SHAPES as ALL_SHAPES
 from forward_chunks import Chunk, compute
 from gguf_writer import write_gguf
@@ -38,7 +38,11 @@ GEMMA = {"num_hidden_layers": 7, "num_key_value_heads": 1, "head_dim": 32, "quer
 SHAPES = {
     # llama.cpp's format has no place for Mistral's and Qwen2's windows and dynamic scaling, and supposes of Gemma 3
     # which layers have a window and how scores are scaled.
-    **{name: shape for name, shape in ALL_SHAPES.items() if name not in OUTSIDE and "gemma" not in name},
+    **{
+        name: shape
+        for name, shape in ALL_SHAPES.items()
+        if name not in (*OUTSIDE, *EXPERT_SHAPES) and "gemma" not in name
+    },
     "gemma3": ("Gemma3", {**GEMMA, "sliding_window": 18}),
     "gemma3-wide": ("Gemma3", {**GEMMA, "sliding_window": 33, "final_logit_softcapping": 5.0}),
 }
