@@ -56,6 +56,6 @@ def _activation(gate, ACTIVATION: tl.constexpr):
     if ACTIVATION == "silu":
         return gate * tl.sigmoid(gate)
     if ACTIVATION == "swigluoai":
-        return gate * tl.sigmoid(_ALPHA * gate)
+        return gate * tl.sigmoid(gate * _ALPHA)
     inner = _SQRT_2_OVER_PI * (gate + _CUBIC * gate * gate * gate)
     return gate * tl.sigmoid(2 * inner)

@@ -16,7 +16,7 @@ from updraft.kernels.activation.triton import launch_gated_activation
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "swigluoai"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(0, 64), (1, 8), (3, 1024), (5, 1030), (2, 2050), (1, 9)], ids=str)
 def test_kernel_is_the_reference(shape, dtype, activation, monkeypatch) -> None:
@@ -29,6 +29,15 @@ def test_kernel_is_the_reference(shape, dtype, activation, monkeypatch) -> None:
     # A cubic inside an exponential: near zero crossings of float32 only the absolute error is small.
     tolerance = {torch.float32: 2e-6, torch.float16: 2e-3}[dtype]
     assert torch.allclose(got.float(), expected.float(), rtol=tolerance, atol=tolerance)
+
+
+def test_the_clamped_swiglu_is_that_of_gpt_oss() -> None:
+    gate, up = torch.randn(2, 30, 40, generator=torch.Generator().manual_seed(0)) * 6
+    clamped = gate.clamp(max=7)
+    expected = (up.clamp(-7, 7) + 1) * clamped * torch.sigmoid(1.702 * clamped)
+    joint = torch.cat((gate, up), dim=1)
+    for implementation in (gated_activation, gated_activation_reference, launch_gated_activation):
+        torch.testing.assert_close(implementation(joint, "swigluoai"), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_large_gates_neither_overflow_nor_vanish() -> None:

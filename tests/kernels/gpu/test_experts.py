@@ -20,6 +20,7 @@ def test_experts(rows: int, experts: int, top_k: int, size: int, neurons: int) -
         for parameter in (each for layer in layers for each in layer.parameters()):
             parameter.normal_(std=0.03)
         gate_up, down = (layer.bfloat16() for layer in layers)
+        assert gate_up.bias is not None and down.bias is not None
         hidden = torch.randn(rows, size).bfloat16()
         chosen = torch.randn(rows, experts).topk(top_k)
         routing = Routing(chosen.indices, chosen.values.softmax(-1))

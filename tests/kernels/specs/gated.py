@@ -21,5 +21,6 @@ SPECS = [
     _gated("silu", "bf16", 14336),
     _gated("silu", "fp16", 1280),
     _gated("gelu_tanh", "bf16", 6912),
+    _gated("swigluoai", "bf16", 2880),
     _gated("gelu_tanh", "fp32", 6912),
 ]
