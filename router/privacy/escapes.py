@@ -13,7 +13,7 @@ _LAYERS = 8  # maximum levels of nested escapes, more than in real texts
 # Escapes, with one regex group per notation. Octal escapes are those of C.
 _ESCAPE = re.compile(
     r"(?<!\\)\\++(?:(?-i:U)([0-9a-f]{8})|u([0-9a-f]{4})|[ux]\{0{0,8}([0-9a-f]{1,6})\}|x([0-9a-f]{2})|(0000[0-9a-f]{2})"
-    r"|0?([0-3][0-7]{2})|N\{([a-z0-9 -]{2,80})\}|([nrt!-/:-@\[\]-`{-~]))"
+    r"|0?([0-3][0-7]{2})|N\{([a-z0-9 -]{2,80})\}|([nrt!-/:-@\[\]-`{}~]))"
     r"|((?:%[0-9a-f]{2})++)|%u([0-9a-f]{4})"
     r"|&#(?:x0*+([0-9a-f]{1,6})|0*+([0-9]{1,7}));?"
     r"|&([a-z][a-z0-9]{1,31}+;?)",
