@@ -151,7 +151,7 @@ _EMAIL = rf'(?:[\w.%+-]|"[^"\n]{{1,64}}"){_AT}(?:[\w-]+(?:{_DOT}[\w-]+)+|\[(?:IP
 # a separator. Four digits after a two-digit area code count as a year ("05/2024") unless more digits follow.
 _NUMBER = r"(?:[0-9]{5,8}|(?:[0-9]{3}|[03-9][0-9]{3}|1[0-8][0-9]{2}|2[1-9][0-9]{2})[ -][0-9]{3,4})"
 _PHONE = (
-    r"(?:(?:^|[^0-9A-Za-z])\+|\b00)[1-9](?:[ ()./_-]{0,2}[0-9]){7,14}\b"
+    r"(?:(?:^|[^0-9A-Za-z])\+|\b00)[1-9](?:[ ()./_-]{0,2}[0-9]){7,14}(?:\b|_)"
     r"|(?:\([0-9]{3}\) ?|\b[0-9]{3}[ .-])[0-9]{3}[ .-][0-9]{4}\b"
     r"|(?:\(0[1-9][0-9]{1,3}\) ?|\b0[1-9][0-9]{1,3}[ /-])[0-9]{3,8}(?:[ -]?[0-9]{2,4}){0,3}\b"
     rf"|(?:\(0[0-9]\) ?|\b0[0-9][ /-]){_NUMBER}(?:[ -]?[0-9]{{2,4}}){{0,2}}\b"
@@ -160,40 +160,50 @@ _PHONE = (
 ).replace(r"\b", r"(?-u:\b)")
 # Keys in the forms that their issuers document. ASCII only, because Unicode classes compile to megabytes.
 _WORD, _KEY, _HEX, _LETTER = "[0-9A-Za-z_]", "[0-9A-Za-z_-]", "[0-9a-f]", "[0-9A-Za-z]"
+# The start of a key: not inside a word, but also after an underscore, as in `my_key_sk-...` and Markdown.
+_EDGE = r"(?:\b|_)"
 _BEGUN = (  # prefixes, each followed by 20 letters, digits, dashes and underscores
-    "updraft-", "hf_", "npm_", "gsk_", "r8_", "dckr_pat_", "do[opr]_v1_", "shp(?:at|ca|pa|ss)_", "lin_api_", "xai-",
-    "pplx-", "nvapi-", "pypi-", r"hv[sbr]\.", "sq0[a-z]{3}-", "ATATT", "ATBB", "AGE-SECRET-KEY-1", "fig[duo]_", "NRAK-",
-    "PMAK-", "sntry[su]_", "tgp_v1_", "rubygems_", r"dp\.(?:pt|st|ct|sa)\.", "pscale_[a-z]{2,5}_", "xkeysib-",
-    "lsv2_[a-z]{2}_", "tskey-", "HRKU-", "pcsk_", "tvly-", "ops_eyJ", "apify_api_", "cal_live_", "CFPAT-",
-    "vercel_[a-z]{2,6}_rw_", "glsa_", "fm[12]_",
+    "updraft-", "sk-", "pk-", "rk-", "xai-", "pplx-", "nvapi-", "pypi-", r"hv[sbr]\.", "sq0[a-z]{3}-", "ATATT", "ATBB",
+    "AGE-SECRET-KEY-1", "NRAK-", "PMAK-", r"dp\.(?:pt|st|ct|sa)\.", "xkeysib-", "tskey-", "HRKU-", "tvly-", "ops_eyJ",
+    "CFPAT-",
+)  # fmt: skip
+_SNAKE = (  # such prefixes that are also words of names: inside a name, 20 letters and digits follow without underscore
+    "hf_", "npm_", "gsk_", "r8_", "dckr_pat_", "do[opr]_v1_", "shp(?:at|ca|pa|ss)_", "lin_api_", "fig[duo]_",
+    "sntry[su]_", "tgp_v1_", "rubygems_", "pscale_[a-z]{2,5}_", "lsv2_[a-z]{2}_", "pcsk_", "apify_api_", "cal_live_",
+    "vercel_[a-z]{2,6}_rw_", "glsa_", "fm[12]_", "[spr]k_(?:live_|test_)?",
 )  # fmt: skip
 _LONG = (  # prefixes, each followed by 32 letters and digits
     "secret_", "ntn_", "EAA[AC]", "key-", "dapi", "oy2", "AKCp", "sbp_", "pul-", "csk-", "jina_", "glc_", "pa-", "cio",
 )  # fmt: skip
 _API_KEY = "|".join(
     (
-        rf"\b(?:{'|'.join(_BEGUN)}){_KEY}{{20}}|\b(?:{'|'.join(_LONG)}){_LETTER}{{32}}|\bfw_{_LETTER}{{20}}",
-        rf"\b(?:sk|pk|rk)[-_]{_KEY}{{20}}|\bwhsec_[0-9A-Za-z+/=_-]{{24}}",  # keys of OpenAI, Stripe
-        rf"\bSG\.{_KEY}{{16,64}}\.{_KEY}{{16}}",
-        r"\bA(?:KI|SI|BI|CC)A[0-9A-Z]{16}\b|(?i:aws.?secret.?(?:access.?)?key)[^0-9A-Za-z]{1,8}[0-9A-Za-z/+]{40}",
+        rf"{_EDGE}(?:{'|'.join(_BEGUN)}){_KEY}{{20}}|\b(?:{'|'.join(_SNAKE)}){_KEY}{{20}}",
+        rf"_(?:{'|'.join(_SNAKE)}|gh[pousr]_|github_pat_){_LETTER}{{20}}|{_EDGE}(?:{'|'.join(_LONG)}){_LETTER}{{32}}",
+        rf"{_EDGE}fw_{_LETTER}{{20}}|\bwhsec_[0-9A-Za-z+/=_-]{{24}}|_whsec_[0-9A-Za-z+/=]{{24}}",
+        rf"{_EDGE}SG\.{_KEY}{{16,64}}\.{_KEY}{{16}}",
+        rf"{_EDGE}A(?:KI|SI|BI|CC)A[0-9A-Z]{{16}}{_EDGE}"
+        r"|(?i:aws.?secret.?(?:access.?)?key)[^0-9A-Za-z]{1,8}[0-9A-Za-z/+]{40}",
         rf"\bgh[pousr]_{_WORD}{{30}}|\bgithub_pat_{_WORD}{{30}}",
-        rf"\bgl(?:pat|oas|dt|rt|rtr|cbt|ptt|ft|soat|imt|agent|ffct|wt)-{_KEY}{{20}}",
-        rf"\bxox[a-z](?:\.xox[a-z])?-{_KEY}{{10}}|\bxapp-[0-9]-{_KEY}{{10}}"
+        rf"{_EDGE}gl(?:pat|oas|dt|rt|rtr|cbt|ptt|ft|soat|imt|agent|ffct|wt)-{_KEY}{{20}}",
+        rf"{_EDGE}xox[a-z](?:\.xox[a-z])?-{_KEY}{{10}}|{_EDGE}xapp-[0-9]-{_KEY}{{10}}"
         r"|\bhooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/[0-9A-Za-z]{6}",
-        rf'\bAIza{_KEY}{{35}}|\bya29\.{_KEY}{{20}}|\bGOCSPX-{_KEY}{{20}}|\b1//0{_KEY}{{30}}|"private_key_id"\s{{0,8}}:',
+        rf"{_EDGE}(?:AIza{_KEY}{{15}}|ya29\.|GOCSPX-|1//0{_KEY}{{10}}){_KEY}{{20}}",
+        r'"private_key_id"\s{0,8}:',
         r"(?i:\b(?:Account|SharedAccess)Key\s{0,2}=\s{0,2}[0-9A-Za-z+/]{32})|(?i:\bsig=[0-9A-Za-z%+/_-]{30})"
         rf"|\bSharedAccessSignature\b|{_WORD}{{3}}[0-9]Q~[0-9A-Za-z_.~-]{{31}}",  # keys of Azure
         r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY|\bPuTTY-User-Key-File-",
-        rf"\beyJ{_KEY}{{10,}}\.eyJ{_KEY}{{10,}}\.{_KEY}",
+        rf"{_EDGE}eyJ{_KEY}{{10,}}\.eyJ{_KEY}{{10,}}\.{_KEY}",
         rf"\bdiscord(?:app)?\.com/api/webhooks/[0-9]{{15,20}}/{_KEY}{{20}}"
         rf"|\b[MNO]{_KEY}{{23,27}}\.{_KEY}{{6}}\.{_KEY}{{27}}",
         # Keys of Telegram, Twilio and Mailchimp.
-        rf"\b[0-9]{{8,10}}:AA{_KEY}{{30}}|\b(?:SK|AC){_HEX}{{32}}\b|\b{_HEX}{{32}}-us[0-9]{{1,2}}\b",
-        rf"\bsl\.{_KEY}{{100}}|\bA{{20}}{_LETTER}{{1,40}}%{_LETTER}{{2}}|\bpat-[a-z]{{2,3}}[0-9]-[0-9a-f-]{{36}}|\bv1\.0-{_HEX}{{24}}-{_HEX}{{100}}",
-        rf"\b{_WORD}{{14}}\.atlasv1\.{_KEY}{{60}}|\bpat{_WORD}{{14}}\.{_HEX}{{64}}|\b[01]/[0-9]{{16}}:{_HEX}{{32}}",
+        rf"{_EDGE}(?:[0-9]{{8,10}}:AA{_KEY}{{30}}|(?:(?:SK|AC){_HEX}{{32}}|{_HEX}{{32}}-us[0-9]{{1,2}}){_EDGE})",
+        rf"{_EDGE}(?:sl\.{_KEY}{{100}}|A{{20}}{_LETTER}{{1,40}}%{_LETTER}{{2}}|pat-[a-z]{{2,3}}[0-9]-[0-9a-f-]{{36}}"
+        rf"|v1\.0-{_HEX}{{24}}-{_HEX}{{100}}|pat{_WORD}{{14}}\.{_HEX}{{64}}|[01]/[0-9]{{16}}:{_HEX}{{32}})",
+        rf"\b{_WORD}{{14}}\.atlasv1\.{_KEY}{{60}}",
         # Keys of any issuer: in a header, in a URL, or after a name such as api_key.
-        r"(?i:\bauthorization\b[^0-9A-Za-z]{1,8}(?:bearer|basic|token)\s{1,4}[0-9A-Za-z+/=_.~-]{16})",
-        r"\b[a-z][a-z0-9+.-]{1,20}://[^\s/:@\x22'<>]{0,64}:[^\s/@\x22'<>]{3,128}@[0-9A-Za-z\[]",
+        rf"(?i:{_EDGE}authorization\b[^0-9A-Za-z]{{1,8}}(?:bearer|basic|token)\s{{1,4}}[0-9A-Za-z+/=_.~-]{{16}})",
+        rf"{_EDGE}[a-z][a-z0-9+.-]{{1,20}}://"
+        r"[^\s/:@\x22'<>]{0,64}:[^\s/@\x22'<>]{3,128}@[0-9A-Za-z\[]",
         r"(?i:(?:api|access|secret|auth|private|client)[ _-]?(?:key|token|secret)|passw(?:or)?d|\bpwd)"
         r"[\x22']?\s{0,4}[:=]\s{0,4}[\x22']?(?:[0-9A-Za-z+/=-]{32}|[0-9A-Za-z!#$%&*+/=?^_-]{0,40}[0-9][!-~]{7})",
     )

@@ -13,20 +13,28 @@ _LAYERS = 8  # maximum levels of nested escapes, more than in real texts
 # Escapes, with one regex group per notation. Octal escapes are those of C.
 _ESCAPE = re.compile(
     r"(?<!\\)\\++(?:(?-i:U)([0-9a-f]{8})|u([0-9a-f]{4})|[ux]\{0{0,8}([0-9a-f]{1,6})\}|x([0-9a-f]{2})|(0000[0-9a-f]{2})"
-    r"|0?([0-3][0-7]{2})|N\{([a-z0-9 -]{2,80})\}|([nrt\"'/@.:_*-]))"
+    r"|0?([0-3][0-7]{2})|N\{([a-z0-9 -]{2,80})\}|([nrt!-/:-@\[\]-`{}~]))"
     r"|((?:%[0-9a-f]{2})++)|%u([0-9a-f]{4})"
     r"|&#(?:x0*+([0-9a-f]{1,6})|0*+([0-9]{1,7}));?"
     r"|&([a-z][a-z0-9]{1,31}+;?)",
     re.ASCII | re.IGNORECASE,
 )
 _OCTAL, _NAMED, _LETTER, _OCTETS, _DECIMAL, _ENTITY = 6, 7, 8, 9, 12, 13
+# Attributes of a tag. Their quoted values may contain ">".
+_ATTRIBUTES = r"""\b(?:(?:"[^"]{0,200}"|'[^']{0,200}'|[^<>]){0,200}+|[^<>]{0,200})>"""
 # Inline marks of HTML and Markdown, which unlike other tags do not separate words.
-_INLINE = re.compile(
-    r"</?(?:a|b|i|u|em|strong|span|font|mark|code|small|su[bp]|wbr)\b[^<>]{0,200}>|<!--[^<>]{0,200}-->"
-    r"|(?<![0-9*`~_])(?:[*`~]{1,3}|__)(?![0-9*`~_])|!?\[(?=[^\[\]]{0,200}\]\()|\]\([^()\s]{0,500}\)",
-    re.ASCII | re.IGNORECASE,
+_INLINE = re.compile(  # begins with a set of characters, which the regex engine finds quickly
+    r"[<*`~_!\[\]](?:"
+    rf"(?<=<)(?:/?(?:a|b|i|u|em|strong|span|font|mark|code|small|su[bp]|wbr){_ATTRIBUTES}|!--.{{0,200}}?-->)"
+    r"|(?<=[*`~])(?<![0-9*`~].)[*`~]{0,2}(?![0-9*`~])|(?<=_)(?<![0-9*`~_].)_(?![0-9*`~_])"
+    r"|(?:(?<=\[)|(?<=!)\[)(?=[^\[\]]{0,200}\]\()|(?<=\])\([^()\s]{0,500}\))",
+    re.ASCII | re.IGNORECASE | re.DOTALL,
 )
-_TAG = re.compile(r"</?[a-z][a-z0-9]{0,20}\b[^<>]{0,200}>", re.ASCII | re.IGNORECASE)
+_TAG = re.compile(rf"</?[a-z][a-z0-9]{{0,20}}{_ATTRIBUTES}", re.ASCII | re.IGNORECASE)
+# Marks that may begin or end emphasis (CommonMark 0.31), which a single underscore inside a word cannot.
+_EMPHASIS = re.compile(r"[*_`~=](?:(?<=_)(?:(?<!\w_)_{0,2}|_{0,2}(?!\w))|(?<=[*`~])[*`~]{0,2}|(?<==)=)")
+_MAX_EMPHASIS = 256  # characters between two paired marks
+_BREAK = re.compile(r"<[Bb][Rr]\b[^<>]{0,200}>|\\\n")  # marked line breaks of HTML and Markdown
 _MEANT = {"n": "\n", "r": "\r", "t": "\t"}
 # Quoted-printable (RFC 2045): octets, and soft line breaks.
 _QUOTED_PRINTABLE = re.compile(r"((?:=[0-9A-F]{2})++)|=[ \t]{0,8}\r?\n", re.ASCII)
@@ -83,23 +91,55 @@ class ReadingBudget:
 
 
 def decoded(text: str) -> Iterator[str]:
-    """Yield `text` with each level of escapes decoded, and then without marks of HTML and Markdown. Raises TooLongError
-    for too many nested escapes."""
+    """Yield `text` with each level of escapes decoded. Raises TooLongError for too many nested escapes."""
     layers = 0
     while (meant := unescaped(text)) != text:
         if (layers := layers + 1) > _LAYERS:
             raise TooLongError
         text = meant
         yield text
-    if (meant := _TAG.sub("\n", _INLINE.sub("", text))) != text:
-        yield meant
+
+
+def without_tags(text: str) -> str:
+    """Return `text` without HTML tags and Markdown marks, except marks that may belong to base64, names or products."""
+    return _TAG.sub("\n", _INLINE.sub("", text))
+
+
+def without_breaks(text: str) -> str:
+    """Return `text` with a blank for each marked line break, except between digits: a column is not a number."""
+    return _BREAK.sub(lambda match: "\n" if _is_between_digits(text, *match.span()) else " ", text)
+
+
+def without_emphasis(text: str) -> str:
+    """Return `text` without pairs of Markdown's emphasis marks on one line, also nested or beside digits."""
+    opened, cuts = dict[str, tuple[int, int, bool]](), list[tuple[int, int]]()
+    for match in _EMPHASIS.finditer(text):
+        (begin, end), mark = match.span(), match[0]
+        before, after = text[begin - 1 : begin], text[end : end + 1]
+        is_product = _is_between_digits(text, begin, end)
+        start, inner, began_product = opened.get(mark, (0, -1, False))
+        closes = before.strip() and not (mark[0] == "_" and after.isalnum()) and not (is_product and began_product)
+        is_near = 0 <= inner < begin <= inner + _MAX_EMPHASIS
+        if closes and is_near and "\n" not in (inside := text[inner:begin]) and any(map(str.isalnum, inside)):
+            cuts += (start, inner), (begin, end)
+            del opened[mark]
+        elif after.strip() and not (mark[0] == "_" and before.isalnum()):
+            opened[mark] = begin, end, is_product
+    cuts.sort()
+    starts, ends = [0, *(end for _, end in cuts)], [*(begin for begin, _ in cuts), len(text)]
+    return "".join(text[start:end] for start, end in zip(starts, ends, strict=True)) if cuts else text
+
+
+def _is_between_digits(text: str, begin: int, end: int) -> bool:
+    return text[begin - 1 : begin].isdigit() and text[end : end + 1].isdigit()
 
 
 def encoded_texts(text: str) -> Iterator[str]:
     """Yield texts encoded in `text` as mail, UTF-7, base64, base32 or hexadecimal; none is longer than `text`."""
     if "=" in text and (meant := _QUOTED_PRINTABLE.sub(_octets_of_mail, text)) != text:
         yield meant
-    yield from filter(None, (_text_of(match[0]) for match in _BASE64.finditer(text)))
+    for match in _BASE64.finditer(text):  # underscores around base64 may be Markdown
+        yield from filter(None, map(_text_of, dict.fromkeys((match[0], match[0].strip("_")))))
     if "+" in text and (meant := _UTF7.sub(_piece_of_utf7, text)) != text:
         yield meant
     yield from filter(None, (_decoded(_base32, match[0]) for match in _BASE32.finditer(text)))

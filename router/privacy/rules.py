@@ -14,8 +14,24 @@ import msgspec
 from ...protocol.decoding import UNREADABLE
 from ...protocol.errors import ConfigurationError
 from .detectors import BUILTIN, PERSONAL, presidio_detector, searcher
-from .escapes import ReadingBudget, TooLongError, base85_texts, decoded, encoded_texts
-from .text_views import split_across_messages, split_across_values, strings, visible, written_and_visible
+from .escapes import (
+    ReadingBudget,
+    TooLongError,
+    base85_texts,
+    decoded,
+    encoded_texts,
+    without_breaks,
+    without_emphasis,
+    without_tags,
+)
+from .text_views import (
+    joined_messages,
+    split_across_messages,
+    split_across_values,
+    strings,
+    visible,
+    written_and_visible,
+)
 from .unreadable import TOO_LONG, unreadable_field, unreadable_text
 
 _JSON = re.compile(r'\s*+["[{]')
@@ -36,7 +52,11 @@ def decoded_forms(text: str, budget: ReadingBudget) -> Iterator[str]:
         for plainest in decoded(text):
             budget.spend(len(plainest))
             yield plainest
-        waiting.extend(encoded_texts(plainest))
+        bare, joined = without_tags(plainest), without_breaks(plainest)
+        if (shown := without_emphasis(bare if joined == plainest else without_tags(joined))) != plainest:
+            budget.spend(len(shown))
+            yield shown
+        waiting.extend(encoded_texts(bare))
         waiting.extend(base85_texts(text, budget))
         if _JSON.match(text):
             try:
@@ -82,6 +102,8 @@ class PrivacyRules:
     def __init__(self, settings: Privacy) -> None:
         self._patterns = {name: searcher(pattern, name) for name, pattern in settings.patterns.items()}
         self._rules = {name: BUILTIN[name]() for name in settings.builtin} | self._patterns
+        # `split_across_messages` finds card numbers, and tells them from columns of numbers.
+        self._joined_rules = {name: search for name, search in self._rules.items() if name != "credit_card"}
         self._personal = presidio_detector(settings.presidio, settings.presidio_language, settings.presidio_model)
         self.is_on = bool(settings)
 
@@ -107,9 +129,11 @@ class PrivacyRules:
         try:
             meant = [meaning for text in texts for meaning in decoded_forms(text, budget)]
             split_texts = (*split_across_messages(body or {}, budget), *split_across_values(body, budget))
+            joined = list(joined_messages(body or {}, budget))
             return (
                 _first(self._rules, visible(_BETWEEN.join((*meant, *split_texts)), budget))
-                or self._match_patterns(meant, budget)
+                or _first(self._joined_rules, visible(_BETWEEN.join(joined), budget))
+                or self._match_patterns((*meant, *joined), budget)
                 or (PERSONAL if self._personal is not None and any(map(self._personal, meant)) else None)
                 or next(filter(None, map(unreadable_text, meant)), None)
             )

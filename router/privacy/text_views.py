@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, Literal
 
 from ...protocol.http.lenient_json import rows, table, tables
@@ -27,7 +27,10 @@ _LOOKS_LIKE = {"\t": "\t", "\n": "\n", "\r": "\r", "\u2800": " ", "\u3002": "."}
 )
 _MAX_WORD = 256
 _DIGIT = re.compile("[0-9]")
-_LAST_WORD, _FIRST_WORD = re.compile(r"\S+\Z"), re.compile(rf"\S{{1,{_MAX_WORD}}}")
+# The first and last words of a text, at most 256 characters.
+_BEGIN = re.compile(rf".{{1,{_MAX_WORD}}}(?!\S)", re.DOTALL)
+_END = re.compile(rf"(?<!\S).{{1,{_MAX_WORD}}}\Z", re.DOTALL)
+_CUT = "\ufdd0"  # noncharacter in place of omitted text, so that no anchored pattern matches there
 # Digit groups at the start of a text, with any marks around them.
 _HEAD = re.compile(r"[\W_]*+((?:\d++[\W_]{0,8}+)*+)[\W_]*+")
 
@@ -107,17 +110,38 @@ def _plain_form(character: str) -> str | None:
 
 
 def split_across_messages(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
-    """Yield words and card digits that span two consecutive messages of one role."""
-    texts_by_role: dict[Any, list[str]] = {}
+    """Yield card digits that span consecutive messages of one role."""
+    for messages in _texts_by_role(body):
+        yield from _split_digits(map("".join, messages), budget)
+
+
+def joined_messages(body: Mapping[str, Any], budget: ReadingBudget) -> Iterator[str]:
+    """Yield the consecutive texts of one role joined, with and without blanks. Texts are messages and their parts. Long
+    texts are cut to their ends, which are joined to the texts before and after."""
+    for messages in _texts_by_role(body):
+        runs = [list[str]()]
+        for text in filter(None, (part for parts in messages for part in parts)):
+            if len(text) <= 2 * _MAX_WORD:
+                runs[-1].append(text)
+                continue
+            first, last = _BEGIN.match(text), _END.search(text, len(text) - _MAX_WORD - 1)
+            runs[-1].append((first[0] if first else text[:_MAX_WORD]) + _CUT)
+            runs.append([_CUT + (last[0] if last else text[-_MAX_WORD:])])
+        for run in runs:
+            for blank in ("", " ") if len(run) > 1 else ():
+                joined = blank.join(run)
+                budget.spend(len(joined))
+                yield joined
+
+
+def _texts_by_role(body: Mapping[str, Any]) -> Iterable[list[list[str]]]:
+    """Return the texts of each role: of every message a list of its parts."""
+    texts: dict[str, list[list[str]]] = {}
     for message in tables(body.get("messages")) or ():
         content = message.get("content")
-        text = content if isinstance(content, str) else "".join(map(text_of_part, tables(content) or ()))
-        texts_by_role.setdefault(str(message.get("role")), []).append(text)
-    for texts in texts_by_role.values():
-        for before, after in pairwise(filter(None, texts)):
-            if (end := _LAST_WORD.search(before[-_MAX_WORD:])) and (start := _FIRST_WORD.match(after)):
-                yield end[0] + start[0]
-        yield from _split_digits(texts, budget)
+        parts = [content] if isinstance(content, str) else [*map(text_of_part, tables(content) or ())]
+        texts.setdefault(str(message.get("role")), []).append(parts)
+    return texts.values()
 
 
 def split_across_values(value: Any, budget: ReadingBudget) -> Iterator[str]:

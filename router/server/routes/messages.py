@@ -29,7 +29,7 @@ from ..batches.run import MESSAGES, Stores
 from .openai.batches import check_key, find, new_batch
 from .openai.files import BATCH_DAYS
 from .openai.tokens import count_input, prompt_tokens
-from .route import RequestContext, Route, page_of, query_of
+from .route import RequestContext, Route, page_of, query_of, recorded
 
 _PATH = f"{MESSAGES_PATH}/batches"
 _KEPT_S = BATCH_DAYS * DAY_S
@@ -192,7 +192,9 @@ _BATCH = f"{_PATH}/{{batch}}"
 
 
 ROUTES = (
-    Route("POST /v1/messages", answer, "routed chat in Anthropic's Messages API", MessagesRequest, streams=True),
+    Route(
+        "POST /v1/messages", recorded(answer), "routed chat in Anthropic's Messages API", MessagesRequest, streams=True
+    ),
     Route("POST /v1/messages/count_tokens", count_tokens, "number of tokens, by the device's tokenizer"),
     Route(f"POST {_PATH}", create, "answer messages in the background, as in Anthropic's API", MessageBatchRequest),
     Route(f"GET {_PATH}", list_batches, "the caller's batches of messages", query=_LISTED),

@@ -32,7 +32,7 @@ from ...state import ModelNames
 from ...tiers.interfaces import ChatOnlyTier
 from ...tiers.local import EngineLocalTier
 from ...tiers.providers.registry import provider_of
-from .route import RequestContext, Route, translated
+from .route import RequestContext, Route, recorded, translated
 
 #: Implemented version of the Ollama API. Clients require a minimum version for tools and reasoning.
 _API_VERSION = "0.13.0"
@@ -143,12 +143,13 @@ def _capabilities(names: ModelNames, card: ModelCard) -> list[str]:
 
 
 ROUTES = (
-    Route("POST /api/chat", partial(answer, kind=OllamaChat),
+    Route("POST /api/chat", recorded(partial(answer, kind=OllamaChat)),
           "routed chat in Ollama's API; streamed unless `stream` is false", OllamaChat, streams=True),
-    Route("POST /api/generate", partial(answer, kind=OllamaGenerate),
+    Route("POST /api/generate", recorded(partial(answer, kind=OllamaGenerate)),
           "one routed prompt in Ollama's API", OllamaGenerate, streams=True),
-    Route("POST /api/embed", embed, "`/v1/embeddings` in Ollama's API", OllamaEmbed),
-    Route("POST /api/embeddings", embed_one, "embedding of one text, for older Ollama clients", OllamaEmbedding),
+    Route("POST /api/embed", recorded(embed), "`/v1/embeddings` in Ollama's API", OllamaEmbed),
+    Route("POST /api/embeddings", recorded(embed_one),
+          "embedding of one text, for older Ollama clients", OllamaEmbedding),
     Route("GET /api/tags", list_models, "`/v1/models` in Ollama's API"),
     Route("GET /api/ps", running, "the device's model, if it is in memory"),
     Route("POST /api/show", show, "details of one model", OllamaShow),

@@ -9,10 +9,11 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from ....protocol.decoding import prepare_types
-from ....protocol.errors import InvalidRequestError, NotFoundError
+from ....protocol.errors import InvalidRequestError, NotFoundError, UpdraftError
 from ....protocol.http.lenient_json import json_of
 from ....protocol.http.wire import WireRequest, WireResponse
 from ...request.chat_request import caller_of
+from ...responses.direct import DirectCall, DirectReply
 from ...router import Router
 from ...storage.answer_store import Kind, Page, StoredAnswer
 from ..answers import AnswerService
@@ -82,6 +83,26 @@ class Route:
         """Return the values of the placeholders if `path` matches, else None."""
         match = self._pattern.fullmatch(path)
         return None if match is None else match.groupdict()
+
+
+def recorded(handler: Handler) -> Handler:
+    """Return `handler` with a ledger row for each request that it refuses before the router reads the request."""
+
+    async def answer(context: RequestContext) -> WireResponse:
+        try:
+            return await handler(context)
+        except UpdraftError as error:
+            refusal = error
+
+        def refuse(_: WireRequest) -> tuple[dict[str, Any], str]:
+            raise refusal
+
+        async def unreached(_: DirectCall) -> DirectReply:
+            raise refusal
+
+        return await context.router.direct(context.request, unreached, read=refuse)
+
+    return answer
 
 
 def translated(made: WireResponse, translate: Callable[[dict[str, Any]], object]) -> WireResponse:

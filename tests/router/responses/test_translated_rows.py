@@ -103,3 +103,11 @@ def test_stream_that_its_caller_leaves_counts_its_tokens(cloud: FakeCloud, tmp_p
         [row] = ledger_rows(ledger)
     assert row.status == 499
     assert row.cloud_tokens
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_request_that_cannot_be_translated(cloud: FakeCloud, tmp_path: Path, path: str) -> None:
+    answer, row = answered(cloud, tmp_path, path, context=[1])
+    assert (answer.status_code, row.status) == (400, 400)
+    assert "context" in answer.text
+    assert not cloud.requests

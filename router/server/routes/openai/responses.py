@@ -35,7 +35,7 @@ from .....protocol.http.wire import PrivacyMark, WireRequest, WireResponse, off_
 from ....responses import completion as answer
 from ....storage.answer_store import StoredAnswer
 from ...answers import BackgroundResponse, is_ended, not_stored
-from ..route import PAGE_PARAMETERS, RequestContext, Route, page_in, page_of, query_of, switch_of, translated
+from ..route import PAGE_PARAMETERS, RequestContext, Route, page_in, page_of, query_of, recorded, switch_of, translated
 from . import tokens
 from .conversations import extend, mark_private
 
@@ -332,10 +332,12 @@ def _stored(
 
 
 ROUTES = (
-    Route("POST /v1/responses", create, "routed chat in OpenAI's Responses API", ResponsesRequest, streams=True),
+    Route("POST /v1/responses", recorded(create),
+          "routed chat in OpenAI's Responses API", ResponsesRequest, streams=True),
     Route("POST /v1/responses/input_tokens", input_tokens, "number of tokens, by the device's tokenizer",
           ResponsesRequest, tokens.InputTokens),
-    Route("POST /v1/responses/compact", compact, "summary of a conversation, to continue from", ResponsesRequest),
+    Route("POST /v1/responses/compact", recorded(compact),
+          "summary of a conversation, to continue from", ResponsesRequest),
     Route("GET /v1/responses/{response}", retrieve, "a stored response; these four routes need the setting `store`",
           streams=True, query=_RETRIEVED),
     Route("DELETE /v1/responses/{response}", delete, "delete a stored response"),
