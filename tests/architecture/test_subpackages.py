@@ -146,7 +146,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 88_853
+MAX_LINES = 91_227
 
 
 def modules() -> set[str]:
