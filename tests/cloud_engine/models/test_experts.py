@@ -90,11 +90,11 @@ def test_a_decode_step_reads_only_the_experts_of_its_row(tmp_path: Path, monkeyp
     architecture, options = SHAPES["qwen3-moe"]
     reference_model(architecture, **options).save_pretrained(tmp_path)
     runner, pairs = Runner(load_model(tmp_path), 4, 16), list[int]()
-    compute = SeparateExperts.forward
+    forward = SeparateExperts.forward
 
     def counted(self: SeparateExperts, hidden: Tensor, groups: ExpertGroups, rows: Tensor | None = None) -> Tensor:
         pairs.append(len(groups.rows))
-        return compute(self, hidden, groups, rows)
+        return forward(self, hidden, groups, rows)
 
     monkeypatch.setattr(SeparateExperts, "forward", counted)
     compute(runner, [Chunk(TOKENS[:1], 0, [3], 1)])
