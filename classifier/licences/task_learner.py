@@ -1,4 +1,4 @@
-"""What is known of one task: its sampled rows, the policies under test, and the licence that results from them.
+"""One task: its sampled rows, the policies under test, and the licence that results from them.
 
 Everything follows from the rows in their order, so a corrected grade is a replay.
 """

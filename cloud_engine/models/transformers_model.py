@@ -115,7 +115,7 @@ def attention_function(
 ) -> tuple[Tensor, None]:
     """Attend as transformers asks (`AttentionInterface`), with queries (1, heads, tokens, head_dim).
 
-    Returns (1, tokens, heads, head_dim). Raises ModelLoadError for a mask, which paged attention does not have.
+    Returns (1, tokens, heads, head_dim). Raises ModelLoadError for a mask, because paged attention takes no masks.
     """
     attend = options.get(_NAME)
     if attend is None:
@@ -132,7 +132,7 @@ def load_transformers_model(folder: Path, architecture: str, dtype: torch.dtype 
     except ImportError as error:
         raise MissingDependencyError(
             f"{folder}: {architecture} has no implementation of its own here. With transformers, the engine may still "
-            "serve it: pip install 'transformers>=5'"
+            "serve it: pip install '.[transformers]' in a clone of Updraft"
         ) from error
     transformers.AttentionInterface.register(_NAME, attention_function)
     try:
@@ -161,7 +161,7 @@ def load_transformers_model(folder: Path, architecture: str, dtype: torch.dtype 
 
 
 def check_options(architecture: str, *, ranks: int, is_quantized: bool) -> None:
-    """Raise ConfigurationError for options that only native families have."""
+    """Raise ConfigurationError for options of native families."""
     if ranks > 1:
         fault = f"tensor_parallel and pipeline_parallel: transformers computes {architecture}, on one rank only."
         raise ConfigurationError(fault, param="tensor_parallel")

@@ -50,6 +50,7 @@ SUBPACKAGES = {
         "policy",
         "grading",
         "calibration",
+        "licences",
         "features",
         "graded_row target",
         "arrays optional_imports",
@@ -94,10 +95,11 @@ SUBPACKAGES = {
     "cloud_engine.models": [
         "compile",
         "loading",
+        "transformers_model",
         "families formats",
         "decoder",
         "experts latent_attention",
-        "layers",
+        "layers causal_model",
         "sharding",
         "config rope",
         "fields",
@@ -146,7 +148,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 91_227
+MAX_LINES = 91_228
 
 
 def modules() -> set[str]:

@@ -86,8 +86,9 @@ class QuantizedLayers:
                 tensors = self._tensors(layer, form)
                 if any(tensor.shape[:1] != shape[:1] for tensor in tensors.values()):
                     raise ModelLoadError(f"{', '.join(form.required)} must have {shape[0]} experts")
+                inputs = shape[2]
                 decoded = [
-                    form.decode({leaf: tensor[expert] for leaf, tensor in tensors.items()}, shape[2])
+                    form.decode({leaf: tensor[expert] for leaf, tensor in tensors.items()}, inputs)
                     for expert in shard.experts
                 ]
                 decoded = [each.deinterleaved() if interleaved else each for each in decoded]
