@@ -23,7 +23,7 @@ from updraft.classifier.features.gate_inputs import PromptView, RunView
 from updraft.classifier.graded_row import AnswerSignals, GradedRow, gains, scores
 from updraft.classifier.policy.policy import Policy, Source
 from updraft.classifier.policy.summary import figures, sentences
-from updraft.classifier.target import PROMISES, Target
+from updraft.classifier.target import COUNTED, Target
 from updraft.classifier.training.gates import split_rows
 from updraft.classifier.training.router_model import Labels
 from updraft.classifier.training.train import FitRecipe, fit_policy, training_data_of
@@ -166,7 +166,7 @@ def test_the_card_names_everything(policy: Policy, folder: Path) -> None:
     assert (card.calibrated_on.scripts, card.calibrated_on.turns) == (("Latin",), 1)
     assert card.gain_rate == pytest.approx(gains(population(400, 0)).mean())
     assert {"gate1.apgr", "gate3.auroc", "gate3.ece"} <= card.metrics.keys()
-    sure, mean = (policy.operating_point(Target("quality", 0.9, promise=promise)) for promise in PROMISES)
+    sure, mean = (policy.operating_point(Target("quality", 0.9, promise=promise)) for promise in COUNTED)
     assert mean.cloud_share <= sure.cloud_share
     assert sorted(card.files) == sorted(path.name for path in folder.iterdir() if path.name != "policy.json")
 
