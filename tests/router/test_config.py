@@ -160,9 +160,9 @@ def test_home_moves_file_and_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (f"quality = {'[' * 3000}{']' * 3000}", {}, {}, "is nested too deeply"),
         ("", {"UPDRAFT_QUALITY": "high"}, {}, "Invalid setting.*quality"),
         ("quality = 1.5", {}, {}, "quality must be above 0"),
-        ("", {"UPDRAFT_PROMISE": "average"}, {}, r"^promise must be level or mean, not average\.$"),
+        ("", {"UPDRAFT_PROMISE": "average"}, {}, r"^promise must be level or mean or net, not average\.$"),
         ('confidence_signal = "perplexity"', {}, {}, r"^confidence_signal must be probability, entropy or margin\.$"),
-        ("promise = 3", {}, {}, r"^promise must be level or mean, not 3\.$"),
+        ("promise = 3", {}, {}, r"^promise must be level or mean or net, not 3\.$"),
         ("quality = nan", {}, {}, "quality must be above 0"),
         (
             "cost = 1\n[prices]\ncloud_input = 0\ncloud_output = 0",
