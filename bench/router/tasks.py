@@ -48,7 +48,7 @@ def simulated_tasks() -> list[SimulatedTask]:
     """Return twelve tasks: three perfect, three good, three bad, one that turns bad, and two rare ones."""
     usual = 0.098
     perfect = [SimulatedTask(f"perfect {at}", usual, 5.5, cloud=1.0) for at in range(3)]
-    good = [SimulatedTask(f"good {at}", usual, 5.0, 4.0, cloud=(1.0, 0.95, 0.9)[at]) for at in range(3)]
+    good = [SimulatedTask(f"good {at}", usual, 2.5, 3.0, cloud=(1.0, 0.95, 0.9)[at]) for at in range(3)]
     bad = [SimulatedTask(f"bad {at}", usual, (-1.0, 0.0, 1.0)[at], 0.3) for at in range(3)]
     turning = SimulatedTask("turning", usual, 5.5, later_level=0.5)
     rare = [SimulatedTask("rare, perfect", 0.01, 5.5), SimulatedTask("rare, bad", 0.01, 0.0)]
