@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -32,14 +33,23 @@ _SMALLER = "Q5_0"  # llama.cpp's type for rows that are not whole blocks of Q4_K
 _CONFIG = EngineConfig(max_num_seqs=8, max_num_batched_tokens=BUDGET, enable_prefix_caching=False)
 
 
-def format_figures(folder: Path, say: Callable[[str], None], tokens: int = 24, prompt: int = 256) -> dict[str, float]:
+def format_figures(
+    folder: Path, place: Path, say: Callable[[str], None], tokens: int = 24, prompt: int = 256
+) -> dict[str, float]:
     """Measure the model in `folder` in every format: tokens per second, GB in memory, loading over reading.
 
-    The page cache is dropped before loading and before reading. GGUF files get random numbers.
+    The page cache is dropped before loading and before reading, on Linux. GGUF files with random numbers lie in the
+    folder `place` meanwhile.
     """
+    place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place) as temporary:
+        return _figures(folder, Path(temporary), say, tokens, prompt)
+
+
+def _figures(folder: Path, place: Path, say: Callable[[str], None], tokens: int, prompt: int) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name in (*_AT_LOAD, *_GGUF):
-        path = folder if name in _AT_LOAD else _random_gguf(folder, name)
+        path = folder if name in _AT_LOAD else _random_gguf(folder, place / f"{name}.gguf", name)
         read_s = _seconds_to_read(path)
         _drop_cache(path)
         started = time.perf_counter()
@@ -75,6 +85,8 @@ def _files(path: Path) -> Iterable[Path]:
 
 
 def _drop_cache(path: Path) -> None:
+    if not hasattr(os, "posix_fadvise"):  # macOS and Windows
+        return
     for file in _files(path):
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -92,13 +104,13 @@ def _seconds_to_read(path: Path) -> float:
     return time.perf_counter() - started
 
 
-def _random_gguf(folder: Path, name: str) -> Path:
-    """Write a file with the metadata and shapes of the model in `folder`, and random blocks."""
+def _random_gguf(folder: Path, path: Path, name: str) -> Path:
+    """Write a file at `path` with the metadata and shapes of the model in `folder`, and random blocks."""
     import gguf
 
     checkpoint = SafetensorsFolder(folder)
     config = family_of(checkpoint.fields).read_config(checkpoint.fields)
-    arch, path = config.architecture.removesuffix("ForCausalLM").lower(), folder / f"{name}.gguf"
+    arch = config.architecture.removesuffix("ForCausalLM").lower()
     writer: Any = gguf.GGUFWriter(path, arch)
     writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.hidden_size)

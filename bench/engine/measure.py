@@ -243,7 +243,7 @@ GROUPS: Mapping[str, Callable[[_EngineBench], Figures]] = {
     },
     "host": lambda it: host.host_figures(host.ROWS, host.CONTEXTS, it.say),
     "ranks": lambda it: rank_figures(it.folder, it.options.dtype),
-    "formats": lambda it: format_figures(it.folder, it.say),
+    "formats": lambda it: format_figures(it.folder, it.options.model_dir, it.say),
     "steps": lambda it: measured_step_time(it.model, it.options.running, it.options.workload).figures(),
     "simulation": lambda it: simulation_errors(it.model, it.options.running, it.options.workload, it.say),
     "invariance": _EngineBench.invariance,

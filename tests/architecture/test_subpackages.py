@@ -148,7 +148,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 91_228
+MAX_LINES = 91_240
 
 
 def modules() -> set[str]:

@@ -48,6 +48,11 @@ MORE = {
     *("batch_invariant_cost", "divergence_rate", "divergence_rate_invariant"),
     *(f"{name}_{load}" for load in LOADS for name in ("spec_on_over_off", "spec_on_tokens_per_s", "spec_step_share")),
     *(f"host_us_{kind}_{rows}x{HOST_CONTEXTS[0]}" for kind in ("plain", "mixed") for rows in HOST_ROWS),
+    *(
+        f"{form}_{figure}"
+        for form in ("bf16", "fp8", "int8", "int4", "Q8_0", "Q4_0", "Q4_K")
+        for figure in ("decode_tokens_per_s", "prompt_tokens_per_s", "gb", "gb_in_file", "load_over_read")
+    ),
     *StepTimeModel(1.0, 0.0, 0.0, rows=(0.0,) * MAX_ROW_COSTS).figures(),
     *(
         f"simulation_{figure}_error_{load}%"
@@ -85,6 +90,7 @@ def test_every_figure(little: Workload, tmp_path: Path) -> None:
     assert figures["output_tokens"] <= 4 * 16
     assert figures["spec_on_over_off_min"] == min(figures[f"spec_on_over_off_{load}"] for load in LOADS)
     assert len(lines) > len(options.groups)
+    assert not list(tmp_path.iterdir())
     assert kept[0] == {"seconds_to_first_token"} and kept[-1] == set(figures)
     assert len(kept) == len(options.groups) and all(before < after for before, after in pairwise(kept))
 
@@ -153,7 +159,12 @@ def test_groups_by_device(tmp_path: Path) -> None:
     everything = EngineBenchOptions(tmp_path).groups
     assert {*everything, "batches", "overlap", "escalation", "gaps"} == set(GROUPS)
     assert "peers" not in EngineBenchOptions(tmp_path, peers="none").groups
-    assert {*GROUPS} - {*EngineBenchOptions(tmp_path, device="cuda").groups} == {"invariance", "pocket-drafts", "ranks"}
+    assert {*GROUPS} - {*EngineBenchOptions(tmp_path, device="cuda").groups} == {
+        "invariance",
+        "pocket-drafts",
+        "ranks",
+        "formats",
+    }
     for device, group in (("cpu", "gaps"), ("cuda", "invariance")):
         with pytest.raises(ConfigurationError, match=f"'{group}' cannot be measured on {device}"):
             EngineBenchOptions(tmp_path, device=device, only=(group,))
