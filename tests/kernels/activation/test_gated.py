@@ -48,8 +48,8 @@ def test_large_gates_neither_overflow_nor_vanish() -> None:
 
 
 def test_reference_activates_the_gate_alone() -> None:
-    gate, up = torch.randn(2, 3, 7)
-    joint = torch.cat((gate, up), dim=1)
+    joint = torch.randn(3, 14)
+    gate, up = joint.chunk(2, dim=1)  # torch's gelu has other last bits for contiguous rows on some processors
     assert torch.equal(gated_activation_reference(joint, "silu"), functional.silu(gate) * up)
     assert torch.equal(gated_activation_reference(joint, "gelu_tanh"), functional.gelu(gate, approximate="tanh") * up)
 

@@ -191,7 +191,8 @@ def test_library_builds_with_a_compiler() -> None:
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_no_warnings(source: Path, tmp_path: Path) -> None:
     compiler = native_library._compilers()[0]
-    flags = [*native_library._flags(), "-Wall", "-Wextra", "-Werror"]
+    # Functions that take vectors are inlined, so their calling convention without AVX-512 does not matter.
+    flags = [*native_library._flags(), "-Wall", "-Wextra", "-Werror", "-Wno-psabi"]
     subprocess.run([*compiler, *flags, "-c", str(source), "-o", str(tmp_path / "out.o")], check=True)
 
 
