@@ -53,8 +53,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
     "Helium": {"num_key_value_heads": 2, "head_dim": 16},
     "Olmo": {"num_key_value_heads": 2, "clip_qkv": 3.0},
+    "Olmoe": {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2},
     "Phi": {"num_key_value_heads": 2, "partial_rotary_factor": 0.5},
-    "Qwen2Moe": {"num_key_value_heads": 2, "num_experts": 4, "moe_intermediate_size": 32},
     "SeedOss": {"num_key_value_heads": 2, "head_dim": 16},
     "Starcoder2": {"num_key_value_heads": 2, "sliding_window": 18},
 }
