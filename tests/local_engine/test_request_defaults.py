@@ -73,9 +73,11 @@ def test_the_bound_of_an_answer_that_nobody_bounded() -> None:
 @needs_smollm2
 def test_a_real_model_answers_in_sentences_and_comes_to_an_end() -> None:
     with LocalEngine.load(SMOLLM2) as engine:
-        messages = [Message(role="user", content="What is the capital of France?")]
-        greedy = engine.start(messages, SamplingParams(temperature=0.0))
+        # No token of the greedy answer is close to another one: processors round differently.
+        asked = [Message(role="user", content="Complete this sentence: The capital of France is")]
+        greedy = engine.start(asked, SamplingParams(temperature=0.0))
         assert "Paris" in "".join(token.text for token in greedy)
+        messages = [Message(role="user", content="What is the capital of France?")]
         for seed in range(4):
             run = engine.start(messages, SamplingParams(seed=seed))
             text = "".join(token.text for token in run)
