@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, cloud, demo, evaluate, init, keys, learn, plan, policy, servers, top, tune
+from . import bench, cloud, demo, evaluate, init, keys, learn, plan, policy, servers, tasks, top, tune
 from .calibrate import command as calibrate
 from .doctor import command as doctor
 from .ledger import requests, usage
@@ -91,6 +91,7 @@ app.add_typer(cloud.app, name="cloud")
 app.add_typer(service.app, name="service")
 app.add_typer(keys.app, name="keys")
 app.add_typer(policy.app, name="policy")
+app.add_typer(tasks.app, name="tasks")
 app.add_typer(bench.app, name="bench")
 
 

@@ -126,6 +126,8 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
     draft_proposed: int = 0
     draft_accepted: int = 0
     latency_ms: float = 0.0
+    # Task of the request, with `learn`; omitted without.
+    task: str | UnsetType = UNSET
     # Parts of the request that were not enforced; omitted if empty.
     notes: list[str] | UnsetType = UNSET
 
@@ -136,6 +138,7 @@ class UpdraftInfo(msgspec.Struct, kw_only=True, omit_defaults=False):
             "tier": self.tier,
             "route": self.route,
             "reason": reason,
+            "task": self.task or "",
             "p-gain": "" if self.p_gain is None else f"{self.p_gain:.4f}",
             "confidence": "" if self.confidence is None else f"{self.confidence:.4f}",
             "cost-usd": "" if self.cost_usd is None else f"{self.cost_usd:.8f}",

@@ -231,6 +231,10 @@ class RouterConfig:
     privacy: Privacy = field(default_factory=Privacy)
     # Cache of answers to identical requests.
     cache: CacheSettings = field(default_factory=CacheSettings)
+    # `true` learns tasks: requests with the same system prompt, tools, format and model. Both tiers answer sampled
+    # requests, and a task moves to the device while its samples prove the quality (`quality`, else 0.95). The evidence
+    # is kept in `tasks.sqlite3` in the state folder. A path keeps the evidence in another file. `none`: no learning.
+    learn: Path | None = None
     # `features` or `true` stores features of judged answers, for `updraft learn`, in `experience.sqlite3` in the state
     # folder. A path stores the features in another file. The default is `features` with `exploration`, `shadow` or
     # `experience_text`, and otherwise to store nothing.

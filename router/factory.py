@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..local_engine.engine import LocalEngine
     from ..local_engine.options import LocalOptions
     from ..model_files.identity import ModelIdentity
+    from .tasks.book import TaskBook
 
 log = logging.getLogger("updraft.router")
 
@@ -67,9 +68,14 @@ def check_configured(config: RouterConfig) -> None:
 def check_startable(config: RouterConfig) -> None:
     """Check like `check_configured`. Also raise ConfigurationError for an unusable or missing policy of a target."""
     check_configured(config)
+    if _needs_policy(config) and not has_policy(config):
+        raise uncalibrated(str(config.stated_target))
+
+
+def _needs_policy(config: RouterConfig) -> bool:
+    """Return whether the target needs a calibrated policy. Learned tasks can keep a quality without one."""
     target = config.stated_target
-    if target != "confidence" and not has_policy(config) and target:
-        raise uncalibrated(target)
+    return target not in (None, "confidence") and not (target == "quality" and config.learn is not None)
 
 
 def check_aliases(config: RouterConfig, tiers: Tiers) -> None:
@@ -315,6 +321,31 @@ def load_learner(config: RouterConfig, tiers: Tiers) -> ExperienceCollector | No
     return ExperienceCollector(experience, pair, explored=explored, keep_text=config.experience_text)
 
 
+def load_tasks(config: RouterConfig, tiers: Tiers) -> TaskBook | None:
+    """Return the tasks of the running pair; None without the setting `learn`, or without both tiers. Blocks."""
+    if config.learn is None or tiers.local is None or tiers.cloud is None:
+        return None
+    from .tasks.book import EXPLORATION, TASK_QUALITY, LearningRules, TaskBook
+    from .tasks.store import TaskStore
+
+    pair = pair_name(_pair(config, tiers.local.model_id))
+    if config.local is not None:  # other weights or another template are another model, whatever its name
+        identity = tiers.local.identity if isinstance(tiers.local, ServerLocalTier) else local_identity(config)
+        pair = f"{pair} ({identity.weights[:8]}, {identity.template[:8]})"
+    rules = LearningRules(
+        pair,
+        quality=TASK_QUALITY if config.quality is None else config.quality,
+        exploration=max(EXPLORATION, config.exploration),
+        has_gates=not isinstance(tiers.gates, ExplorationGates) or tiers.gates.has_policy,
+        keep_text=config.experience_text,
+    )
+    try:
+        return TaskBook(TaskStore(config.learn), rules)
+    except ConfigurationError as error:
+        log.warning("no tasks are learned: %s", error.message)
+        return None
+
+
 def _open_experience(path: Path | None) -> ExperienceStore | None:
     if path is None:
         return None
@@ -338,9 +369,8 @@ def load_learning_gates(
     from ..classifier.calibration.drift import DriftMonitor
 
     gates = load_gates(replace(selection_of(config, model_id, identity), hidden_size=hidden_size))
-    target = config.stated_target
-    if target and target != "confidence" and isinstance(gates, NoPolicyGates):
-        raise uncalibrated(target)
+    if _needs_policy(config) and isinstance(gates, NoPolicyGates):
+        raise uncalibrated(str(config.stated_target))
     monitor = None if gates.typical_p_gain is None else DriftMonitor(gates.typical_p_gain)
     learning = ExplorationGates(gates, exploration=config.exploration, shadow=config.shadow, monitor=monitor)
     learning.check(None)

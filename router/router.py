@@ -39,10 +39,9 @@ from .accounting.ledger import Ledger, LedgerRow, RequestWriter
 from .accounting.request_record import RequestRecord
 from .cascade.cascade import Cascade, CloudReply, LocalReply, Reply
 from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
-from .factory import check_aliases, check_startable, load_backoff, load_gates_of, load_learner, load_tiers, with_local
-from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
-from .gates.exploration import ExplorationGates
+from .factory import check_aliases, check_startable, load_backoff, load_gates_of, load_tiers, with_local
 from .gates.rules import LatencyEstimates
+from .learning import Learning
 from .privacy.rules import PrivacyRules
 from .request.chat_request import RoutingRequest, caller_of, read_model, read_routing_request, take_options
 from .responses import completion as answer
@@ -50,6 +49,7 @@ from .responses.cache import AnswerCache, CachedCompletion, CacheSlot, answer_of
 from .responses.direct import DirectCall, DirectHandler, DirectReply, direct_job
 from .responses.streaming import StreamBody, events_of
 from .state import ModelNames, RouterState, Tiers
+from .tasks.book import TaskBook
 from .tiers.failures import CloudFailure
 from .tiers.interfaces import CloudContent
 
@@ -96,7 +96,7 @@ class Router:
         self._ledger_problem: str | None = None  # why the ledger is not open
         self._ledger_tried = 0.0  # time of the last attempt to open the ledger, by time.monotonic()
         self._ledger_retry: asyncio.Task[None] | None = None
-        self._learner: ExperienceCollector | None = None
+        self._learning = Learning()
         self._loading: asyncio.Task[None] | None = None
         self._load_backoff = load_backoff(config)
         self._local_retry: asyncio.Task[None] | None = None
@@ -130,7 +130,7 @@ class Router:
             await self._open_ledger()
             if self._tiers is None:
                 self._tiers = await load_tiers(self.config)
-            self._use(self._tiers)
+            await self._use(self._tiers)
         except BaseException:
             self._loading = None  # so that the next request tries again to load the tiers
             raise
@@ -182,17 +182,18 @@ class Router:
             ledger.close()
             raise
 
-    def _use(self, tiers: Tiers) -> None:
+    async def _use(self, tiers: Tiers) -> None:
         """Use `tiers` from now on. Raises ConfigurationError for an alias that is the local model's name."""
         check_aliases(self.config, tiers)
-        self._tiers, self._learner = tiers, load_learner(self.config, tiers)
+        await self._learning.open(self.config, tiers)
+        self._tiers = tiers
         if tiers.local_missing is not None:
             self._load_backoff.begin(tiers.local_missing)
 
     async def _load_local(self) -> None:
         """Retry loading the local model while the cloud answers."""
         try:
-            self._use(await with_local(self.config, self.tiers))
+            await self._use(await with_local(self.config, self.tiers))
         except UpdraftError as error:
             log.warning("the local model cannot be used: %s", error.message)
             self._tiers = replace(self.tiers, local_missing=error)
@@ -216,7 +217,7 @@ class Router:
         tiers = self.tiers
         if tiers.local is not None and set(changed) & GATE_SETTINGS:
             gates = await asyncio.to_thread(load_gates_of, config, tiers.local)
-            gates.follow(tiers.gates, learns=self._learner is not None)
+            gates.follow(tiers.gates, learns=self._learning.keeps_experience)
             self._tiers = replace(tiers, gates=gates)
         self.config, self._privacy = config, privacy
         self._set_budget()
@@ -236,14 +237,12 @@ class Router:
         tiers, self._tiers = self._tiers, None
         ledger, self._ledger = self._ledger, None
         ledger_writer, self._ledger_writer = self._ledger_writer, None
-        learner, self._learner = self._learner, None
         async with AsyncExitStack() as closing:  # closes the resources in reverse order, even if one of them fails
             if ledger is not None:
                 closing.callback(ledger.close)
             if ledger_writer is not None:
                 closing.push_async_callback(ledger_writer.aclose)
-            if learner is not None:
-                closing.push_async_callback(learner.close)
+            closing.push_async_callback(self._learning.close)
             if tiers is not None and tiers.cloud is not None:
                 for tier in (tiers.cloud, *(candidate.tier for candidate in tiers.middle_tiers)):
                     closing.push_async_callback(tier.aclose)
@@ -396,6 +395,8 @@ class Router:
             if isinstance(failure, CloudFailure):
                 record.failed(failure)
             self._write(record, response.status)
+            if isinstance(answering.call, Cascade):
+                self._learning.ended(answering.call, None, response.status)
         return response
 
     async def _reply_to(self, call: DirectCall, reply: DirectReply) -> WireResponse:
@@ -414,6 +415,7 @@ class Router:
             reply = CloudReply(answer.without_reasoning_tags(reply.completion))
         if cascade.job.stream:
             events = events_of(cascade, reply)
+            events = self._learning.observed(cascade, events)
             return self._stream(record, cascade, events if slot is None else slot.keep_stream(events, record))
         if isinstance(reply, LocalReply):
             info = record.info()
@@ -427,7 +429,7 @@ class Router:
         response = WireResponse.json(completion, headers=answer.headers(info))
         if slot is not None:
             slot.keep(msgspec.to_builtins(completion), record)
-        self._learn(cascade, reply.completion if isinstance(reply, CloudReply) else None)
+        self._learning.ended(cascade, reply.completion if isinstance(reply, CloudReply) else None)
         return response
 
     def _repeat(self, job: RoutingRequest, kept: CachedCompletion, record: RequestRecord) -> WireResponse:
@@ -455,38 +457,17 @@ class Router:
                 await call.aclose()
         finally:
             self._write(record, status)
-            if isinstance(call, Cascade) and status == 200:
-                self._learn(call, None)
+            if isinstance(call, Cascade):
+                self._learning.ended(call, None, status)
+
+    @property
+    def tasks(self) -> TaskBook | None:
+        """Tasks of the running pair; None without the setting `learn`."""
+        return self._learning.tasks
 
     def metrics(self) -> str:
         """Return the learning metrics as Prometheus text."""
-        counts = LearningCounts() if self._learner is None else self._learner.counts
-        return prometheus.render(counts.metrics())
-
-    def _learn(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
-        """Record the request for learning. Failures are only logged, since they must not harm the answer or its row."""
-        answer = cascade.judged
-        if cascade.record.cloud_model not in ("", self.config.cloud_model):
-            return  # a smaller cloud's answer says nothing about the policy's pair of models
-        if self._learner is None or answer is None or not cascade.ruling.open:
-            return
-        try:
-            from .feedback.comparable_answer import cloud_comparable_answer
-
-            comparable = None if completion is None else cloud_comparable_answer(completion["choices"][0])
-            gates = cascade.tiers.gates
-            judged = JudgedRequest(
-                cascade.record,
-                cascade.chat.messages,
-                answer,
-                comparable,
-                cascade.reader(),
-                streamed=completion is None,
-                monitor=gates.monitor if isinstance(gates, ExplorationGates) else None,
-            )
-            self._learner.observe(judged)
-        except Exception:
-            log.exception("cannot learn from request %s", cascade.record.request_id)
+        return prometheus.render(self._learning.metrics())
 
     def _write(self, record: RequestRecord, status: int) -> None:
         record.span.end(record.traced(status), error="" if status < 400 else str(status))
@@ -504,7 +485,7 @@ class Router:
             self._ledger_writer.keep(row)
 
     def _state(self) -> RouterState:
-        return RouterState(self.config, self.tiers, self._latency, self._budget)
+        return RouterState(self.config, self.tiers, self._latency, self._budget, self._learning.tasks)
 
     def flush_ledger(self, timeout_s: float = FLUSH_S) -> None:
         """Wait, in any thread, until all rows so far are committed. After a timeout, the next process commits them."""
@@ -522,7 +503,7 @@ class Router:
         """Record feedback on an answer. Return whether `updraft learn` will see it. Raises NotFoundError."""
         if not await self._kept_ledger().feedback(request_id, up=up):
             raise NotFoundError(f"Request {request_id[:100]!r} is not in the ledger.")
-        return self._learner is not None and await self._learner.feedback(request_id, up=up)
+        return await self._learning.feedback(request_id, up=up)
 
     def _kept_ledger(self) -> Ledger:
         if self._ledger is None:

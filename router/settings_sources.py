@@ -54,6 +54,8 @@ def load_config(
         values["experience"] = experience_file() if keeps else None
     if (keeps := _SWITCHES.get(values.get("store"))) is not None:
         values["store"] = state / "answers.sqlite3" if keeps else None
+    if (keeps := _SWITCHES.get(values.get("learn"))) is not None:
+        values["learn"] = state / "tasks.sqlite3" if keeps else None
     # Set these settings without msgspec, whose errors would not list the allowed values.
     words = {name: values.pop(name) for name in ("promise", "fallback", "confidence_signal") if name in values}
     try:

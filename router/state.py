@@ -17,6 +17,7 @@ from .gates.exploration import ExplorationGates
 from .gates.gates import Gates
 from .gates.rules import LatencyEstimates, TierAvailability, no_cloud_configured, no_local_configured
 from .request.chat_request import RequestedTier
+from .tasks.book import TaskBook
 from .tiers.cloud import HttpCloudTier
 from .tiers.interfaces import LocalTier
 
@@ -62,12 +63,17 @@ class RouterState:
     latency: LatencyEstimates
     # Cloud budget; None if no limit is set.
     budget: Budget | None = None
+    # Tasks of the router, which decide on requests before its gates; None without learning.
+    tasks: TaskBook | None = None
+    # Whether a user sent the request, so that it may be sampled.
+    is_observed: bool = True
 
     def unobserved(self) -> RouterState:
         """Return the state for a request that no user sent. It is not explored, raced or used for learning."""
         gates = self.tiers.gates
         gates = gates.unobserved() if isinstance(gates, ExplorationGates) else gates
-        return replace(self, config=replace(self.config, race_above=None), tiers=replace(self.tiers, gates=gates))
+        config, tiers = replace(self.config, race_above=None), replace(self.tiers, gates=gates)
+        return replace(self, config=config, tiers=tiers, is_observed=False)
 
     def availability(self) -> TierAvailability:
         tiers = self.tiers

@@ -62,7 +62,7 @@ def is_free_text(local: ComparableAnswer, cloud: ComparableAnswer) -> bool:
     """Return whether both answers are longer than a few words, so that `agree` could only count shared words."""
     if local.calls or cloud.calls or not (local.stands and cloud.stands):
         return False
-    if None not in (_json(local.text), _json(cloud.text)):
+    if None not in (parsed_json(local.text), parsed_json(cloud.text)):
         return False
     return all(NormalizedAnswer.of(answer.text).length > _SHORT for answer in (local, cloud))
 
@@ -78,7 +78,7 @@ def contradict(one: str, other: str) -> bool:
 
 def agree(one: str, other: str) -> bool:
     """Return whether two answers say the same. Symmetric."""
-    structured = _json(one), _json(other)
+    structured = parsed_json(one), parsed_json(other)
     if None not in structured:
         return structured[0] == structured[1]
     both = NormalizedAnswer.of(one), NormalizedAnswer.of(other)
@@ -114,7 +114,8 @@ def _arguments(text: str) -> Any:
         return text
 
 
-def _json(text: str) -> Any:
+def parsed_json(text: str) -> Any:
+    """Return the value of a JSON object or list, with each number wrapped; None for other text."""
     if text.lstrip()[:1] not in ("{", "["):
         return None
     try:

@@ -38,7 +38,7 @@ _SHOWN = {
 
 def usage(
     by: Annotated[
-        Literal["day", "model", "tier", "key", "tenant", "node"],
+        Literal["day", "model", "tier", "key", "task", "tenant", "node"],
         typer.Option(help="Column to group the sums by; tenant and node need --gateway."),
     ] = "day",
     since: Annotated[

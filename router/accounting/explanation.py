@@ -81,6 +81,8 @@ def explained(row: LedgerRow) -> dict[str, str]:
     facts["cost"] = [f"{_dollars(row.cost_usd)}, {saved} against the cloud alone"]
     if row.feedback:
         facts["feedback"] = [THUMBS[row.feedback]]
+    if row.task:
+        facts["task"] = [row.task]
     if row.key:
         facts["key"] = [f"{row.key[:12]} (digest)"]
     return {label: "\n".join(map(printable, lines)) for label, lines in facts.items()}

@@ -8,7 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,6 +72,8 @@ class LedgerRow(RequestRow):
     user: str = ""
     # Feedback on the answer: 1 good, -1 bad, 0 none.
     feedback: int = 0
+    # Id of the request's task, or an empty string.
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ REQUESTS = LedgerTable(
     row=LedgerRow,
     indexes=("requests_time ON requests (started_at)", "requests_caller ON requests (key, user, started_at)"),
     aliases={"ts": "started_at"},
-    format=6,
+    format=7,
     purpose="ledger",
     param="ledger",
     side_tables=(Table(name="spending", row=SpendingRow, key="period, day, scope", upgrades={4: {"period": "'day'"}}),),
@@ -143,9 +145,9 @@ REQUESTS = LedgerTable(
         " cloud_tokens = cloud_tokens + ?, usd = usd + ? WHERE period = ? AND day = ? AND scope = ?"
     ),
     upgrades={6: {"started_at": "ts"}},
-    records={0: _RECORD},
+    records={0: _RECORD, 6: tuple(each.name for each in fields(LedgerRow) if each.name != "task")},
     # A request belongs to the group of the last cloud model that it called, or of its route if it called no cloud.
-    groups={"model": "iif(cloud_model <> '', cloud_model, route)", "tier": "tier", "key": "key"},
+    groups={"model": "iif(cloud_model <> '', cloud_model, route)", "tier": "tier", "key": "key", "task": "task"},
     sums={
         "stayed_local": f"coalesce(sum({_STAYED_LOCAL}), 0)",
         "local_share": f"1.0 * sum({_STAYED_LOCAL}) / nullif(sum(route <> 'none'), 0)",

@@ -97,6 +97,8 @@ class RequestRecord:
     # Model name that the caller gave.
     model: str = ""
     caller: Caller = field(default_factory=Caller)
+    # Id of the request's task, or an empty string.
+    task: str = ""
     # Time of arrival, by `time.monotonic()`.
     started: float = field(default_factory=time.monotonic)
     # Time of arrival, in seconds since the epoch.
@@ -302,6 +304,7 @@ class RequestRecord:
             request_id=self.request_id,
             tier=self.tier,
             route=self.route or "local",
+            task=self.task or UNSET,
             confidence=self.decision.confidence,
             notes=[*hints, *self.answer_notes, *filter(None, [self.budget_note])] or UNSET,
             **self._facts(),
@@ -340,6 +343,7 @@ class RequestRecord:
             status=status,
             key=self.caller.key,
             user=self.caller.user,
+            task=self.task,
             cloud_model=self.cloud_model,
             failure=self.failure,
             decisions=msgspec.json.encode(self.decisions).decode(),

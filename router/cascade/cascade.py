@@ -28,6 +28,7 @@ from ..gates.gates import GateDecision, Gates, NoPolicyGates, check_quality
 from ..gates.rules import DeadlinePlan, Ruling, plan
 from ..request.chat_request import RoutingRequest
 from ..state import RouterState
+from ..tasks.gates import TaskGates, cloud_decision, gates_of
 from ..tiers.failures import CloudFailure
 from ..tiers.interfaces import LocalAnswer, LocalGeneration, LocalTier
 from .cloud_call import work_of
@@ -82,6 +83,7 @@ class Cascade:
         self.record = record
         self.ruling = Ruling(local=False, cloud=False, reason="")
         self._gates = router_state.tiers.gates
+        self._task_gates: TaskGates | None = None  # gates that the request's task prescribes
         self._plan = DeadlinePlan("both")
         self._answer: LocalAnswer | None = None
         self._failure: CloudFailure | None = None
@@ -135,7 +137,12 @@ class Cascade:
         return self._plan_for_deadline() if self.ruling.open else State.LOCAL
 
     async def _before(self) -> State:
-        if self._plan.tiers == "both":  # `begin` may sample the request, which then needs time for both tiers
+        if (decision := await self._of_task()) is not None:
+            self.decide(decision)
+            return State.CLOUD
+        if (
+            self._plan.tiers == "both" and self._task_gates is None
+        ):  # `begin` may sample the request, which then needs time for both tiers
             self._gates = self.gates.begin()
         messages, quality = self.chat.messages, self.job.quality
         decision = await self.read(lambda: self.gates.judge(1, messages, LocalAnswer(), quality))
@@ -359,6 +366,21 @@ class Cascade:
 
     # Helpers
 
+    async def _of_task(self) -> GateDecision | None:
+        """Let the request's task choose the gates, and return its decision if it needs no gate. A request with its own
+        target keeps the router's gates."""
+        book, job, record = self.router_state.tasks, self.job, self.record
+        if book is None or job.requested_tier != "auto" or (job.quality or job.confidence) is not None:
+            return None
+        shape = await self.read(lambda: book.shapes.of(job.body, record.model, job.task_header))
+        turn = book.turn(shape, counts=self.router_state.is_observed)
+        record.task = turn.task
+        if turn.is_sampled:
+            book.begin(turn, record.request_id)
+        self._task_gates = gates_of(turn)
+        self._gates = self._task_gates or self._gates
+        return cloud_decision(turn)
+
     async def _check_targets(self) -> None:
         """Check and apply the quality or confidence that a request with `auto` states. Raises InvalidRequestError."""
         job, missing = self.job, self.tiers.local_missing
@@ -387,6 +409,8 @@ class Cascade:
     @property
     def _hold(self) -> int | None:
         """Number of tokens to generate before a stream starts. None: streams wait for gate 3."""
+        if self._task_gates is not None:
+            return None
         return self.job.hold_tokens if self.escalation.can_continue_stream else None
 
     def _judged(self, answer: LocalAnswer) -> GateDecision:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...protocol.errors import InvalidRequestError
 from ...protocol.requests import ConfidenceSignal, Message
 from ..tiers.interfaces import LocalAnswer
-from .gates import ConfidenceGates, GateDecision, Gates, NoSignalGates, PolicyGates
+from .gates import ConfidenceGates, GateDecision, Gates, NoPolicyGates, NoSignalGates, PolicyGates
 
 if TYPE_CHECKING:
     from ...classifier.arrays import Floats
@@ -101,6 +101,11 @@ class ExplorationGates(_WrappingGates):
             self.monitor = before.monitor if self.monitor.has_calibration_of(before.monitor) else self.monitor
         if not learns:
             self.stop_exploring()
+
+    @property
+    def has_policy(self) -> bool:
+        """Return whether a policy or a threshold may keep requests on the device."""
+        return not isinstance(self._gates, NoPolicyGates)
 
     @property
     def calibrated(self) -> PolicyGates | None:

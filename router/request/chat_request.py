@@ -39,6 +39,8 @@ _OPEN_ENDED = ("tools", "tool_choice", "response_format", "structured_outputs", 
 #: Names of fields that no request may spell differently.
 _KNOWN = frozenset((*ChatRequest.__struct_fields__, *CompletionRequest.__struct_fields__, *LENGTH_FIELDS))
 
+#: Header with the name of a request's task, like `metadata.task`.
+TASK_HEADER = "x-updraft-task"
 RequestedTier = Literal["auto", "local", "cloud"]
 _UNSEEN = "\u200b\u2060\ufeff"  # zero-width blanks
 _BLANKS = f"\\s{_UNSEEN}"
@@ -80,6 +82,8 @@ class RoutingRequest:
     notes: tuple[str, ...] = ()
     # Headers and query parameters to forward to a cloud.
     forwarded: Forwarding = NOTHING
+    # Value of the header that names the request's task, or an empty string.
+    task_header: str = ""
 
     @property
     def only_local(self) -> bool:
@@ -165,6 +169,7 @@ def read_routing_request(
         names=request.names,
         notes=(*request.hints, *selected.notes, *unknown),
         forwarded=replace(selected, native=native),
+        task_header=request.headers.get(TASK_HEADER, ""),
     )
 
 

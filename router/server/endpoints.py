@@ -15,7 +15,7 @@ from ..router import Router
 from .answers import AnswerService
 from .batches.run import Background, InteractiveRequests
 from .batches.service import BatchService
-from .page import assets, device_models, overview, savings
+from .page import assets, device_models, overview, savings, tasks
 from .routes import messages, ollama, openapi
 from .routes.openai import batches, chat_completions, conversations, files, responses, tokens
 from .routes.route import RequestContext, Route
@@ -34,7 +34,7 @@ ROUTES: tuple[Route, ...] = (
     tokens.EMBEDDINGS,
     *tokens.PASSED_ON,
     *(route for module in (files, batches, openapi) for route in module.ROUTES),
-    *(route for page in (assets, overview, savings, device_models) for route in page.ROUTES),
+    *(route for page in (assets, overview, savings, tasks, device_models) for route in page.ROUTES),
 )
 _UNSUPPORTED = tuple(
     (re.compile(rf"(?:{methods}) {path}(?:/.*)?", re.DOTALL), instead)

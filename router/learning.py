@@ -1,0 +1,184 @@
+"""What a router learns from its requests: judged answers for `updraft learn`, and the tasks of its apps.
+
+The device answers a task's sampled request once the cloud has, so that no user waits: a shadow answer. Both answers are
+then compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.dialects.chat_chunks import ChatChunks
+from ..protocol.errors import UpdraftError
+from ..protocol.http import sse
+from ..protocol.http.lenient_json import json_of, objects_of, table
+from ..protocol.http.prometheus import Metric
+from .accounting.request_record import RequestRecord
+from .cascade.cascade import Cascade
+from .config import RouterConfig
+from .factory import load_learner, load_tasks
+from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCounts
+from .gates.answer_faults import fault_of
+from .gates.exploration import ExplorationGates
+from .gates.gates import run_view
+from .state import Tiers
+
+if TYPE_CHECKING:
+    from ..classifier.grading.agreement import ComparableAnswer
+    from .tasks.book import TaskBook
+    from .tasks.store import Grade
+
+log = logging.getLogger("updraft.router")
+_MAX_FAULT = 200  # characters of an error in the evidence
+
+
+class Learning:
+    """Learning of one router. Failures are only logged, since they must not harm an answer or its row."""
+
+    def __init__(self) -> None:
+        #: Tasks of the running pair; None without the setting `learn`.
+        self.tasks: TaskBook | None = None
+        self._collector: ExperienceCollector | None = None
+        self._cloud_model = ""
+        self._answered: set[str] = set()  # sampled requests that wait only for the device
+        self._running: set[asyncio.Task[None]] = set()
+        self._place = asyncio.Semaphore(1)  # shadows run one after the other, so that the device stays free for users
+
+    async def open(self, config: RouterConfig, tiers: Tiers) -> None:
+        """Open the files that the settings name, and replay the evidence of tasks, if both tiers are loaded."""
+        self._collector, self._cloud_model = load_learner(config, tiers), config.cloud_model
+        if self.tasks is None and (book := await asyncio.to_thread(load_tasks, config, tiers)) is not None:
+            await book.refresh()
+            self.tasks = book
+
+    @property
+    def keeps_experience(self) -> bool:
+        return self._collector is not None
+
+    def ended(self, cascade: Cascade, cloud: dict[str, Any] | None, status: int = 200) -> None:
+        """Learn from a request that has ended. `cloud`: the cloud's completion; None for a stream or a failure."""
+        record = cascade.record
+        try:
+            if status == 200 and record.cloud_model in ("", self._cloud_model):  # a smaller cloud is another pair
+                self._observe(cascade, cloud)
+            self._compare(cascade, cloud)
+        except Exception:
+            log.exception("cannot learn from request %s", record.request_id)
+
+    def observed(self, cascade: Cascade, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        """Return the events of a stream unchanged. If the request was sampled, a shadow begins at their end."""
+        waits = self.tasks is not None and self.tasks.waiting(cascade.record.request_id) is not None
+        return self._assembled(cascade, events) if waits else events
+
+    async def feedback(self, request_id: str, *, up: bool) -> bool:
+        """Record feedback for `updraft learn`. Return whether the answer is stored."""
+        return self._collector is not None and await self._collector.feedback(request_id, up=up)
+
+    def metrics(self) -> list[Metric]:
+        counts = LearningCounts() if self._collector is None else self._collector.counts
+        return counts.metrics() + ([] if self.tasks is None else self.tasks.metrics())
+
+    async def idle(self) -> None:
+        """Wait until all shadows have ended."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    async def close(self) -> None:
+        """Store what was learned. Unfinished shadows are stopped and forgotten. Idempotent."""
+        for shadow in self._running:
+            shadow.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        collector, self._collector = self._collector, None
+        tasks, self.tasks = self.tasks, None
+        if collector is not None:
+            await collector.close()
+        if tasks is not None:
+            tasks.close()
+
+    def _observe(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
+        from .feedback.comparable_answer import cloud_comparable_answer
+
+        answer, gates = cascade.judged, cascade.tiers.gates
+        if self._collector is None or answer is None or not cascade.ruling.open:
+            return
+        comparable = None if completion is None else cloud_comparable_answer(completion["choices"][0])
+        judged = JudgedRequest(
+            cascade.record,
+            cascade.chat.messages,
+            answer,
+            comparable,
+            cascade.reader(),
+            streamed=completion is None,
+            monitor=gates.monitor if isinstance(gates, ExplorationGates) else None,
+        )
+        self._collector.observe(judged)
+
+    def _compare(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
+        """Begin the shadow of a sampled request, or forget the request if the best cloud gave no whole answer."""
+        from .feedback.comparable_answer import cloud_comparable_answer
+
+        request, tasks = cascade.record.request_id, self.tasks
+        if tasks is None or tasks.waiting(request) is None or request in self._answered:
+            return
+        choices = objects_of(None if completion is None else completion.get("choices"))
+        cloud = cloud_comparable_answer(choices[0]) if choices and cascade.record.tier == "cloud" else None
+        if cloud is None:
+            tasks.drop(request)
+            return
+        self._answered.add(request)
+        shadow = asyncio.create_task(self._shadow(tasks, cascade, cloud))
+        self._running.add(shadow)
+        shadow.add_done_callback(self._running.discard)
+
+    async def _assembled(self, cascade: Cascade, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+        parser, chunks = sse.EventParser(), ChatChunks()
+        async with aclosing(events):
+            async for event in events:
+                for payload in parser.feed(event):
+                    if (chunk := table(json_of(payload, exact=True))) is not None:
+                        chunks.read(chunk)
+                if event.endswith(sse.DONE):
+                    self.ended(cascade, chunks.whole())
+                yield event
+
+    async def _shadow(self, tasks: TaskBook, cascade: Cascade, cloud: ComparableAnswer) -> None:
+        from .tasks.store import Grade
+
+        request = cascade.record.request_id
+        try:
+            async with self._place:
+                grade = await _graded(cascade, cloud)
+        except UpdraftError as error:  # such as a prompt that is too long for the device
+            grade = Grade(0.0, 1.0, "agreement", fault=f"the device failed: {error.message}"[:_MAX_FAULT])
+        except Exception:
+            log.exception("cannot compare the answers to request %s", request)
+            grade = Grade(None, None, "")
+        self._answered.discard(request)
+        await tasks.grade(request, grade)
+
+
+async def _graded(answered: Cascade, cloud: ComparableAnswer) -> Grade:
+    """Generate the device's answer to a request that the cloud has answered, and grade both answers."""
+    from ..classifier.grading.task_grades import graded
+    from ..classifier.licences.answer_policies import features_of
+    from .feedback.comparable_answer import local_comparable_answer
+    from .tasks.store import Grade
+
+    record = RequestRecord(answered.record.prices, answered.record.top_model)
+    shadow = Cascade(answered.job, answered.router_state, record)
+    run = await shadow.begin_local(0)
+    try:
+        async for _ in run:
+            pass
+    finally:
+        await run.aclose()
+    answer = run.answer
+    fault = fault_of(answer, shadow.chat, shadow.tools) or ""
+    view = run_view(shadow.chat.messages, answer, answer.signals)
+    local = local_comparable_answer(answer, shadow.reader())
+    scores = await asyncio.to_thread(graded, local, cloud)
+    return Grade(scores.local, scores.cloud, scores.grader, fault, features_of(view).tobytes())

@@ -1,0 +1,221 @@
+"""The tasks of a running router: their learners, kept up to date with the evidence file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ...classifier.licences.answer_policies import AnsweredRequest, AnswerLearner, new_learner
+from ...classifier.licences.task_learner import Licence
+from ...protocol.http.prometheus import Metric
+from .identity import TaskShape, TaskShapes
+from .store import Grade, Pin, StoredTask, TaskStore
+
+if TYPE_CHECKING:
+    from ..accounting.ledger import LedgerTotals
+    from .report import TaskReport
+
+log = logging.getLogger("updraft.router")
+#: Quality that tasks keep if the settings state none.
+TASK_QUALITY = 0.95
+#: Smallest share of a licensed task's requests that is sampled, to notice that the licence no longer holds.
+EXPLORATION = 0.05
+#: Maximum number of sampled requests that wait for their grades. Further requests are not sampled.
+MAX_WAITING = 8
+#: Minimum seconds between looks, which requests trigger, for changes by other processes, such as `updraft tasks pin`.
+REFRESH_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRules:
+    """Settings of the tasks of one pair of models."""
+
+    # Name of the pair, whose evidence counts.
+    pair: str
+    quality: float = TASK_QUALITY
+    # Smallest share of requests to sample.
+    exploration: float = EXPLORATION
+    # Whether a calibrated policy or threshold decides on tasks without a licence; else the cloud answers all of them.
+    has_gates: bool = False
+    # Whether to store the beginning of system prompts.
+    keep_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTurn:
+    """What a task demands of one request."""
+
+    task: str
+    # Whether both tiers answer the request, so that their answers are compared.
+    is_sampled: bool
+    # Probability with which the request was sampled, given the task and the past.
+    chance: float
+    # Licence of the device. None: the router's own gates decide.
+    licence: Licence[AnsweredRequest] | None = None
+    # Tier to which the user pinned the task.
+    pin: Pin = "auto"
+
+
+@dataclass(slots=True)
+class _Evidence:
+    """A task's learner, as far as the task's rows were read."""
+
+    learner: AnswerLearner
+    # Number of the last row that the learner has seen.
+    seq: int = 0
+    # Changes of earlier rows that the learner has seen.
+    changes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Standing:
+    """What decisions need to know of a task."""
+
+    licence: Licence[AnsweredRequest] | None = None
+    # Probability with which to sample the next request.
+    chance: float = 1.0
+    pin: Pin = "auto"
+
+
+class TaskBook:
+    """Tasks of one router. `turn` never waits for the disk: one thread writes, and reads the rows of other processes.
+    Without a usable file, tasks keep their standing, and failures are logged."""
+
+    def __init__(self, store: TaskStore, rules: LearningRules, rng: random.Random | None = None) -> None:
+        self.shapes = TaskShapes()
+        self._store = store
+        self._rules = rules
+        self._rng = rng or random.Random()
+        self._seen: set[str] = set()
+        self._graded = 0
+        self._refreshed = time.monotonic()
+        self._version = -1  # of the file, as of the last refresh
+        self._waiting: dict[str, TaskTurn] = {}  # sampled requests without a grade, by request id
+        # The thread replaces entries of these, and owns `_evidence`.
+        self._standings: dict[str, _Standing] = {}
+        self._joined: dict[str, str] = {}
+        self._evidence: dict[str, _Evidence] = {}
+        self._thread = ThreadPoolExecutor(1, "updraft-tasks")
+
+    def turn(self, shape: TaskShape, *, counts: bool = True) -> TaskTurn:
+        """Return what the task demands of a request. `counts`: whether a user sent the request, so that it may be
+        sampled. It is sampled at random before any gate reads it, so the sampled rows stand for all of the task's.
+        """
+        own = self._store.id_of(shape)
+        if counts and own not in self._seen:
+            self._seen.add(own)
+            self._submit(lambda: self._begin_task(own, shape))
+        if time.monotonic() > self._refreshed + REFRESH_S:
+            self._refreshed = time.monotonic()
+            self._submit(self._refresh)
+        task = self._joined.get(own, own)
+        standing = self._standings.get(task, _Standing())
+        if standing.pin != "auto":
+            return TaskTurn(task, is_sampled=False, chance=0.0, pin=standing.pin)
+        chance = standing.chance
+        if standing.licence is None and self._rules.has_gates:
+            chance = self._rules.exploration
+        is_sampled = counts and len(self._waiting) < MAX_WAITING and self._rng.random() < chance
+        return TaskTurn(task, is_sampled, chance, standing.licence)
+
+    def waiting(self, request: str) -> TaskTurn | None:
+        """Return the turn of a request that was sampled and waits for its grade, else None."""
+        return self._waiting.get(request)
+
+    def begin(self, turn: TaskTurn, request: str) -> None:
+        """Store a sampled request before it is answered."""
+        self._waiting[request] = turn
+        self._submit(lambda: self._store.begin(turn.task, self._rules.pair, request))
+
+    def drop(self, *requests: str) -> None:
+        """Forget sampled requests that the cloud did not answer."""
+        for request in requests:
+            self._waiting.pop(request, None)
+        self._submit(lambda: self._store.drop(requests))
+
+    async def grade(self, request: str, grade: Grade) -> None:
+        """Store the grade of a waiting request, and let its task's learner see it."""
+        turn = self._waiting.pop(request)
+        self._graded += 1
+
+        def work() -> None:
+            self._store.grade(request, grade)
+            self._read(self._store.task(turn.task))
+
+        await asyncio.wrap_future(self._submit(work))
+
+    def metrics(self) -> list[Metric]:
+        licensed = sum(standing.licence is not None for standing in self._standings.values())
+        return [
+            Metric("updraft_tasks", "gauge", "tasks with evidence", len(self._standings)),
+            Metric("updraft_tasks_licensed", "gauge", "tasks that the device may answer", licensed),
+            Metric("updraft_tasks_graded_total", "counter", "sampled requests graded by this process", self._graded),
+        ]
+
+    async def reports(self, totals: Mapping[str, LedgerTotals]) -> list[TaskReport]:
+        """Return a report on each task. `totals`: sums of the ledger by task."""
+        from .report import reports
+
+        work = partial(reports, self._store, self._rules.quality, totals)
+        return await asyncio.wrap_future(self._thread.submit(work))
+
+    async def refresh(self) -> None:
+        """Read what the file has: at the start, and after another process has changed it."""
+        await asyncio.wrap_future(self._submit(self._refresh))
+
+    def close(self) -> None:
+        """Forget the waiting requests, finish all writes and close the file. Idempotent."""
+        if self._waiting:
+            self.drop(*list(self._waiting))
+        self._thread.shutdown(wait=True)
+        self._store.close()
+
+    def _submit(self, work: Callable[[], object]) -> Future[None]:
+        def safely() -> None:
+            try:
+                work()
+            except sqlite3.Error:  # answers do not depend on it
+                log.exception("cannot store or read the evidence of tasks in %s", self._store.path)
+
+        return self._thread.submit(safely)
+
+    def _begin_task(self, task: str, shape: TaskShape) -> None:
+        self._store.add_task(task, shape, keep_text=self._rules.keep_text)
+        self._read(self._store.task(self._joined.get(task, task)))
+
+    def _refresh(self) -> None:
+        """Bring the learners of all tasks up to date, if another process has changed the file."""
+        if (version := self._store.version) == self._version:
+            return
+        stored = self._store.tasks()
+        self._joined = {task.id: task.joined for task in stored if task.joined}
+        for task in stored:
+            if not task.joined:
+                self._read(task)
+        self._version = version
+
+    def _read(self, task: StoredTask) -> None:
+        if task.joined:  # merged into another task since the last refresh
+            self._joined = {**self._joined, task.id: task.joined}
+            return
+        evidence = self._evidence.get(task.id)
+        if evidence is None or evidence.changes != task.changes:
+            evidence = self._evidence[task.id] = _Evidence(new_learner(self._rules.quality), changes=task.changes)
+        learner = evidence.learner
+        for sample in self._store.samples(task.id, self._rules.pair, evidence.seq):
+            learner.observe(sample.row)
+            evidence.seq = sample.seq
+        before = self._standings.get(task.id, _Standing())
+        now = _Standing(learner.licence, learner.sampling_rate(self._rules.exploration), task.pin)
+        self._standings[task.id] = now
+        if (before.licence is None) != (now.licence is None):
+            place = "may be answered on the device" if now.licence is not None else "returns to the cloud"
+            log.info("task %s %s, after %d sampled requests", task.label, place, len(learner.rows))
