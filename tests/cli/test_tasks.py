@@ -53,7 +53,7 @@ def test_tasks_are_listed_graded_pinned_and_forgotten(updraft, oracle: str, tmp_
         assert {name: each["samples"] for name, each in reports.items()} == {"task 0": 3, "task 1": 3}
         assert updraft("tasks", "pin", "task 0", "local").returncode == 0
         time.sleep(2.1)  # running routers look every two seconds
-        ask(client, "2 + 2?", "task 0")
+        ask(client, QUESTIONS[7].prompt, "task 0")
         assert ask(client, "2 + 2?", "task 0")["reason"].endswith("is pinned to the device")
     reports = {each["label"]: each for each in listed()}
     assert reports["task 0"]["tier"] == "device" and reports["task 0"]["requests"] == 5
