@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 app = CommandLine(help="Show and control the tasks of your apps, which `learn = true` moves to the device when proven.")
 
+_SHOWN = 24  # characters of a name
+
 Which = Annotated[str, typer.Argument(metavar="TASK", help="Id or name of the task; see updraft tasks list.")]
 Score = Annotated[float, typer.Argument(min=0, max=1, help="Score from 0 (wrong) to 1 (right).")]
 
@@ -39,7 +41,9 @@ def _store() -> Iterator[TaskStore]:
 
 @app.command("list")
 def list_tasks(ledger: LedgerPath = None, as_json: json_output.Flag = False) -> None:
-    """List the tasks: requests, tier, samples, scores of both tiers, and what a licence still needs.
+    """List the tasks: tier, requests, local share, samples, mean scores of both tiers, and what a licence needs.
+
+    A task without a name is shown by its id, or by the beginning of its system prompt if texts are stored.
 
     \b
     Examples
@@ -65,18 +69,16 @@ def list_tasks(ledger: LedgerPath = None, as_json: json_output.Flag = False) -> 
 
     from ..router.accounting.explanation import printable
     from .shared.console import Console
-    from .shared.tables import columns, dollars, number
+    from .shared.tables import columns, number
 
-    figures = ("requests", "stayed\nlocal", "saved", "samples", "score\ndevice", "score\ncloud")
-    table = columns("task", "name", "tier", *figures, "licence", right=figures)
+    figures = ("requests", "local", "samples", "device", "cloud")
+    table = columns("task", "tier", *figures, "licence", right=figures)
     for each in task_reports:
         table.add_row(
-            each.task,
-            escape(printable(each.label)) if each.label != each.task else "",
-            each.tier if each.pin == "auto" else f"{each.tier} (pinned)",
+            escape(printable(each.label[:_SHOWN])),
+            each.tier if each.pin == "auto" else f"{each.tier}, pinned",
             f"{each.requests:,}",
             number(each.local_share, ".0%"),
-            dollars(each.saved_usd, ".4f"),
             f"{each.samples:,}",
             number(each.local_score, ".2f"),
             number(each.cloud_score, ".2f"),
@@ -87,12 +89,12 @@ def list_tasks(ledger: LedgerPath = None, as_json: json_output.Flag = False) -> 
 
 def _licence(report: TaskReport, quality: float) -> str:
     if report.missing == 0:
-        return f"proven for {quality:g}"
-    if report.missing is None:
-        if report.samples and not report.graded:
-            return "none: free text needs your grades"
-        return "none" if not report.samples else f"none: below {quality:g} so far"
-    return f"about {report.missing:,} more samples"
+        return "proven"
+    if report.missing is not None:
+        return f"about {report.missing:,} more"
+    if report.samples and not report.graded:
+        return "needs your grades"
+    return f"below {quality:g}" if report.samples else "no samples"
 
 
 @app.command()
@@ -103,8 +105,6 @@ def show(which: Which, number: Annotated[int, typer.Option("-n", "--number", min
     Example
       updraft tasks show 3f9a1c2b4d5e -n 50
     """
-    from datetime import UTC, datetime
-
     from .shared.console import Console
     from .shared.tables import columns
     from .shared.tables import number as shown
@@ -112,11 +112,10 @@ def show(which: Which, number: Annotated[int, typer.Option("-n", "--number", min
     with _store() as store:
         task = store.task(which)
         samples = store.samples(task.id, store.newest_pair())[-number:]
-    table = columns("request", "time", "device", "cloud", "grader", "fault", right=("device", "cloud"))
+    table = columns("request", "device", "cloud", "grader", "fault", right=("device", "cloud"), fold=True)
     for each in samples:
-        time = datetime.fromtimestamp(each.at, UTC).astimezone().isoformat(sep=" ", timespec="seconds")[:19]
         scores = shown(each.local, ".2f"), shown(each.cloud, ".2f")
-        table.add_row(each.request, time, *scores, each.grader or "none", each.fault)
+        table.add_row(each.request, *scores, each.grader or "none", each.fault)
     Console(highlight=False).print(table)
 
 

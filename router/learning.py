@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .tasks.store import Grade
 
 log = logging.getLogger("updraft.router")
+#: Maximum seconds to wait for shadows at the end, so that short scripts teach their tasks, too.
+CLOSE_S = 5.0
 _MAX_FAULT = 200  # characters of an error in the evidence
 
 
@@ -88,7 +90,9 @@ class Learning:
             await asyncio.wait(self._running)
 
     async def close(self) -> None:
-        """Store what was learned. Unfinished shadows are stopped and forgotten. Idempotent."""
+        """Store what was learned. Shadows that take more than `CLOSE_S` are stopped and forgotten. Idempotent."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=CLOSE_S)
         for shadow in self._running:
             shadow.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)

@@ -51,6 +51,7 @@ class _RoutedReply:
         confidence: float | _Unset = _UNSET,
         confidence_signal: ConfidenceSignal | _Unset = _UNSET,
         promise: Promise | _Unset = _UNSET,
+        learn: bool | str | Path | _Unset | None = _UNSET,
         ledger: str | Path | _Unset | None = _UNSET,
         config: RouterConfig | None = None,
         **options: Any,
@@ -68,6 +69,7 @@ class _RoutedReply:
             confidence=confidence,
             confidence_signal=confidence_signal,
             promise=promise,
+            learn=learn,
             ledger=ledger,
         )
         super().__init__(**_upstream(options, config, given, self._http_client))

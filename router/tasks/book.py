@@ -9,7 +9,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -159,6 +159,20 @@ class TaskBook:
             Metric("updraft_tasks_licensed", "gauge", "tasks that the device may answer", licensed),
             Metric("updraft_tasks_graded_total", "counter", "sampled requests graded by this process", self._graded),
         ]
+
+    @property
+    def quality(self) -> float:
+        return self._rules.quality
+
+    async def pin(self, task: str, pin: Pin) -> None:
+        """Pin a task to a tier. Raises NotFoundError."""
+
+        def work() -> None:
+            stored = self._store.task(task)
+            self._store.set_pin(stored.id, pin)
+            self._read(replace(stored, pin=pin))
+
+        await asyncio.wrap_future(self._thread.submit(work))
 
     async def reports(self, totals: Mapping[str, LedgerTotals]) -> list[TaskReport]:
         """Return a report on each task. `totals`: sums of the ledger by task."""

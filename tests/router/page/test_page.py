@@ -16,7 +16,7 @@ from router_fakes import FakeCloud
 
 __all__ = ["cloud_server"]
 
-VIEWS = ("Chat", "Router", "Savings", "Models", "Requests", "Calibration")
+VIEWS = ("Chat", "Router", "Savings", "Tasks", "Models", "Requests", "Calibration")
 EASY, HARD = "What is 3 + 4?", "Write a poem about the sea."
 
 
@@ -184,6 +184,7 @@ def test_savings_calibration_and_models_show_their_figures(page: Watched) -> Non
     tab = open_view(page, "Calibration")
     expect(tab.locator("main ul")).to_contain_text("of the cloud's score is kept")
     expect(tab.locator("tbody tr")).to_have_count(10)
+    expect(open_view(page, "Tasks").locator("main")).to_contain_text("learns no tasks")
     tab = open_view(page, "Models")
     tab.get_by_role("button", name="Pull smollm2").wait_for()
     tab.get_by_role("button", name="Sleep now").focus()

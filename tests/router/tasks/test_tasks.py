@@ -137,7 +137,9 @@ def test_a_task_that_turns_bad_returns_to_the_cloud(cloud: FakeCloud, tmp_path: 
     run(check())
 
 
-def test_the_caller_waits_for_no_shadow(cloud: FakeCloud, tmp_path: Path) -> None:
+def test_the_caller_waits_for_no_shadow(cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("updraft.router.learning.CLOSE_S", 0.0)
+
     async def check() -> None:
         async with learning(cloud, tmp_path) as tasks:
             tasks.local.hangs_at = 0
@@ -256,6 +258,43 @@ def test_pins_merges_and_grades_by_another_process(cloud: FakeCloud, tmp_path: P
     run(check())
 
 
+def test_a_short_script_teaches_its_task(cloud: FakeCloud, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with learning(cloud, tmp_path) as tasks:
+            tasks.local.delay_s = 0.05
+            await tasks.answer()
+        (sample,) = tasks.samples()
+        assert sample.local == 1
+
+    run(check())
+
+
+def test_the_api_lists_and_pins_tasks(cloud: FakeCloud, tmp_path: Path) -> None:
+    async def call(tasks: Tasks, method: str, path: str, **fields: Any) -> tuple[int, Any]:
+        response = await tasks.handle(WireRequest(method, path, body=json.dumps(fields).encode()))
+        assert isinstance(response.body, bytes)
+        return response.status, json.loads(response.body)
+
+    async def check() -> None:
+        async with learning(cloud, tmp_path) as tasks:
+            (info,) = await tasks.ask_task(metadata={"task": "greetings"})
+            status, told = await call(tasks, "GET", "/updraft/tasks")
+            (task,) = told["tasks"]
+            assert (status, told["learns"], told["quality"]) == (200, True, 0.9)
+            assert (task["label"], task["samples"], task["requests"], task["tier"]) == ("greetings", 1, 1, "cloud")
+            status, told = await call(tasks, "POST", f"/updraft/tasks/{info['task']}", pin="local")
+            assert status == 200 and told["tasks"][0]["tier"] == "device"
+            (info,) = await tasks.ask_task(metadata={"task": "greetings"})
+            assert info["tier"] == "local"
+            assert (await call(tasks, "POST", "/updraft/tasks/unknown", pin="local"))[0] == 404
+            assert (await call(tasks, "POST", f"/updraft/tasks/{info['task']}", pin="moon"))[0] == 400
+        async with learning(cloud, tmp_path, learn=None, quality=None) as tasks:
+            assert await call(tasks, "GET", "/updraft/tasks") == (200, {"learns": False, "quality": 0.95, "tasks": []})
+            assert (await call(tasks, "POST", "/updraft/tasks/greetings", pin="local"))[0] == 404
+
+    run(check())
+
+
 def test_texts_are_stored_only_if_asked_for(cloud: FakeCloud, tmp_path: Path) -> None:
     async def check(folder: Path, *, keep: bool) -> None:
         async with learning(cloud, folder, experience_text=keep) as tasks:
@@ -272,7 +311,11 @@ def test_texts_are_stored_only_if_asked_for(cloud: FakeCloud, tmp_path: Path) ->
         assert (b"greet people" in raw) == keep and b"hello" not in raw
 
 
-def test_shadows_beyond_the_waiting_limit_are_not_sampled(cloud: FakeCloud, tmp_path: Path) -> None:
+def test_shadows_beyond_the_waiting_limit_are_not_sampled(
+    cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("updraft.router.learning.CLOSE_S", 0.0)
+
     async def check() -> None:
         async with learning(cloud, tmp_path) as tasks:
             tasks.local.hangs_at = 0

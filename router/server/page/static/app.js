@@ -3,7 +3,8 @@
 import { el, failure } from "./dom.js";
 
 const VIEWS = {
-  chat: "Chat", router: "Router", savings: "Savings", models: "Models", requests: "Requests", calibration: "Calibration",
+  chat: "Chat", router: "Router", savings: "Savings", tasks: "Tasks", models: "Models", requests: "Requests",
+  calibration: "Calibration",
 };
 let leave = null;
 let shown = 0;
