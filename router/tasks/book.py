@@ -110,7 +110,7 @@ class TaskBook:
         sampled. It is sampled at random before any gate reads it, so the sampled rows stand for all of the task's.
         """
         own = self._store.id_of(shape)
-        if counts and own not in self._seen:
+        if counts and own not in self._standings and own not in self._joined and own not in self._seen:
             self._seen.add(own)
             self._submit(lambda: self._begin_task(own, shape))
         if time.monotonic() > self._refreshed + REFRESH_S:

@@ -38,7 +38,8 @@ _SCHEMA = (
     "CREATE INDEX samples_task ON samples (task, pair, seq)",
     "CREATE TABLE digest_key (key BLOB NOT NULL) STRICT",
 )
-_NAMES = "seq, task, request, at, local, cloud, grader, fault, features"
+_TASK = "id, name, title, pin, joined, changes"
+_SAMPLE = "seq, task, request, at, local, cloud, grader, fault, features"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,17 +210,16 @@ class TaskStore:
             connection.execute("DELETE FROM samples WHERE task = ?", (task,))
             connection.execute("UPDATE tasks SET changes = changes + 1 WHERE id = ?", (task,))
 
-    def tasks(self) -> list[StoredTask]:
+    def tasks(self, condition: str = "TRUE", values: Sequence[str | int] = ()) -> list[StoredTask]:
+        """Return the tasks that fulfil an SQL condition, oldest first."""
+        query = f"SELECT {_TASK} FROM tasks WHERE {condition} ORDER BY first_at"
         with self._database.use() as connection:
-            rows = connection.execute("SELECT id, name, title, pin, joined, changes FROM tasks ORDER BY first_at")
-            return [StoredTask(*row) for row in rows.fetchall()]
+            return [StoredTask(*row) for row in connection.execute(query, values).fetchall()]
 
     def task(self, name: str) -> StoredTask:
-        """Return the task with this id, beginning of an id, or name. Raises NotFoundError, InvalidRequestError."""
-        tasks = self.tasks()
-        exact = [task for task in tasks if name in (task.id, task.name)]
-        named = exact or [task for task in tasks if len(name) > 1 and task.id.startswith(name)]
-        if len(named) > 1:
+        """Return the task with this id, name, or beginning of an id. Raises NotFoundError, InvalidRequestError."""
+        named = self.tasks("id = ? OR name = ?", (name, name)) or self.tasks("substr(id, 1, ?) = ?", (len(name), name))
+        if len(named) > 1 or not name:
             raise InvalidRequestError(f"{name[:100]!r} names {len(named)} tasks: give an id (`updraft tasks list`).")
         if not named:
             raise NotFoundError(f"There is no task {name[:100]!r}: see `updraft tasks list`.")
@@ -229,7 +229,7 @@ class TaskStore:
         """Return a task's rows after number `after`, in order, up to the first that may still get its grade."""
         with self._database.use() as connection:
             rows = connection.execute(
-                f"SELECT {_NAMES} FROM samples WHERE task = ? AND pair = ? AND seq > ? ORDER BY seq",
+                f"SELECT {_SAMPLE} FROM samples WHERE task = ? AND pair = ? AND seq > ? ORDER BY seq",
                 (task, pair, after),
             ).fetchall()
         waits_from = time.time() - GRADED_WITHIN_S
