@@ -103,7 +103,7 @@ def show(which: Which, number: Annotated[int, typer.Option("-n", "--number", min
 
     \b
     Example
-      updraft tasks show 3f9a1c2b4d5e -n 50
+      updraft tasks show invoices -n 50
     """
     from .shared.console import Console
     from .shared.tables import columns

@@ -1,4 +1,4 @@
-"""What a router learns from its requests: judged answers for `updraft learn`, and the tasks of its apps.
+"""Learning from requests: judged answers for `updraft learn`, and the tasks of apps.
 
 The device answers a task's sampled request once the cloud has, so that no user waits: a shadow answer. Both answers are
 then compared.

@@ -51,9 +51,11 @@ class LearningRules:
 
 @dataclass(frozen=True, slots=True)
 class TaskTurn:
-    """What a task demands of one request."""
+    """Demands of a task on one request."""
 
+    # Id of the task, and its name (without a name: its id).
     task: str
+    label: str
     # Whether both tiers answer the request, so that their answers are compared.
     is_sampled: bool
     # Probability with which the request was sampled, given the task and the past.
@@ -77,12 +79,14 @@ class _Evidence:
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """What decisions need to know of a task."""
+    """Facts on a task for its next decision."""
 
     licence: Licence[AnsweredRequest] | None = None
     # Probability with which to sample the next request.
     chance: float = 1.0
     pin: Pin = "auto"
+    # Name of the task, or an empty string.
+    name: str = ""
 
 
 class TaskBook:
@@ -118,13 +122,14 @@ class TaskBook:
             self._submit(self._refresh)
         task = self._joined.get(own, own)
         standing = self._standings.get(task, _Standing())
+        label = standing.name or shape.name or task
         if standing.pin != "auto":
-            return TaskTurn(task, is_sampled=False, chance=0.0, pin=standing.pin)
+            return TaskTurn(task, label, is_sampled=False, chance=0.0, pin=standing.pin)
         chance = standing.chance
         if standing.licence is None and self._rules.has_gates:
             chance = self._rules.exploration
         is_sampled = counts and len(self._waiting) < MAX_WAITING and self._rng.random() < chance
-        return TaskTurn(task, is_sampled, chance, standing.licence)
+        return TaskTurn(task, label, is_sampled, chance, standing.licence)
 
     def waiting(self, request: str) -> TaskTurn | None:
         """Return the turn of a request that was sampled and waits for its grade, else None."""
@@ -228,7 +233,7 @@ class TaskBook:
             learner.observe(sample.row)
             evidence.seq = sample.seq
         before = self._standings.get(task.id, _Standing())
-        now = _Standing(learner.licence, learner.sampling_rate(self._rules.exploration), task.pin)
+        now = _Standing(learner.licence, learner.sampling_rate(self._rules.exploration), task.pin, task.name)
         self._standings[task.id] = now
         if (before.licence is None) != (now.licence is None):
             place = "may be answered on the device" if now.licence is not None else "returns to the cloud"

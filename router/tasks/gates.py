@@ -41,16 +41,16 @@ class TaskGates(Gates):
 def gates_of(turn: TaskTurn) -> TaskGates | None:
     """Return the gates that the task prescribes; None if the router's own gates decide."""
     if turn.pin == "local" or turn.licence is not None:
-        return TaskGates(turn.task, turn.licence)
+        return TaskGates(turn.label, turn.licence)
     return None
 
 
 def cloud_decision(turn: TaskTurn) -> GateDecision | None:
     """Return the decision for the cloud if the task demands it before any gate, else None."""
     if turn.pin == "cloud":
-        return GateDecision(0, escalate=True, reason=f"task {turn.task} is pinned to the cloud")
+        return GateDecision(0, escalate=True, reason=f"task {turn.label} is pinned to the cloud")
     if not turn.is_sampled:
         return None
     why = "keeps proving its licence" if turn.licence is not None else "has no licence for the device yet"
-    reason = f"task {turn.task} {why}: both tiers answer, and the answers are compared"
+    reason = f"task {turn.label} {why}: both tiers answer, and the answers are compared"
     return GateDecision(0, escalate=True, reason=reason, exploration_chance=turn.chance)

@@ -32,7 +32,7 @@ _REMEMBERED = 256
 
 @dataclass(frozen=True, slots=True)
 class TaskShape:
-    """What all requests of a task share."""
+    """The common part of all requests of a task."""
 
     # Name that the caller gave, or an empty string.
     name: str

@@ -75,7 +75,7 @@ class Sample:
     at: float
     local: float | None
     cloud: float | None
-    # What graded: `agreement`, `fields`, `you`, or an empty string.
+    # Source of the scores: `agreement`, `fields`, `you`, `none`, or an empty string while the request waits.
     grader: str
     # Visible fault of the local answer, or an empty string.
     fault: str
