@@ -39,6 +39,7 @@ from .accounting.ledger import Ledger, LedgerRow, RequestWriter
 from .accounting.request_record import RequestRecord
 from .cascade.cascade import Cascade, CloudReply, LocalReply, Reply
 from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
+from .conversations import ConversationTiers
 from .factory import check_aliases, check_startable, load_backoff, load_gates_of, load_tiers, with_local
 from .gates.rules import LatencyEstimates
 from .learning import Learning
@@ -97,6 +98,7 @@ class Router:
         self._ledger_tried = 0.0  # time of the last attempt to open the ledger, by time.monotonic()
         self._ledger_retry: asyncio.Task[None] | None = None
         self._learning = Learning()
+        self._conversations = ConversationTiers()
         self._loading: asyncio.Task[None] | None = None
         self._load_backoff = load_backoff(config)
         self._local_retry: asyncio.Task[None] | None = None
@@ -485,7 +487,8 @@ class Router:
             self._ledger_writer.keep(row)
 
     def _state(self) -> RouterState:
-        return RouterState(self.config, self.tiers, self._latency, self._budget, self._learning.tasks)
+        learned = self._learning.tasks
+        return RouterState(self.config, self.tiers, self._latency, self._budget, learned, self._conversations)
 
     def flush_ledger(self, timeout_s: float = FLUSH_S) -> None:
         """Wait, in any thread, until all rows so far are committed. After a timeout, the next process commits them."""

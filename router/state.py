@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..protocol.errors import InvalidRequestError, ModelNotFoundError, UpdraftEr
 from ..protocol.responses import ModelCard
 from .accounting.budget import Budget
 from .config import RouterConfig
+from .conversations import ConversationTiers
 from .gates.exploration import ExplorationGates
 from .gates.gates import Gates
 from .gates.rules import LatencyEstimates, TierAvailability, no_cloud_configured, no_local_configured
@@ -65,6 +66,8 @@ class RouterState:
     budget: Budget | None = None
     # Tasks of the router, which decide on requests before its gates; None without learning.
     tasks: TaskBook | None = None
+    # Tiers of recent conversations.
+    conversations: ConversationTiers = field(default_factory=ConversationTiers)
     # Whether a user sent the request, so that it may be sampled.
     is_observed: bool = True
 

@@ -22,6 +22,7 @@ from ...protocol.sampling import SamplingParams
 from ...text.templates.reasoning import ReasoningStyle
 from ...text.tool_stream import AnswerParser, AnswerSyntax, OfferedTools
 from ..accounting.request_record import RequestRecord
+from ..conversations import Conversation
 from ..gates.answer_faults import fault_of
 from ..gates.exploration import by_confidence
 from ..gates.gates import GateDecision, Gates, NoPolicyGates, check_quality
@@ -83,6 +84,7 @@ class Cascade:
         self.record = record
         self.ruling = Ruling(local=False, cloud=False, reason="")
         self._gates = router_state.tiers.gates
+        self._conversation: Conversation | None = None
         self._task_gates: TaskGates | None = None  # gates that the request's task prescribes
         self._plan = DeadlinePlan("both")
         self._answer: LocalAnswer | None = None
@@ -111,6 +113,7 @@ class Cascade:
             await self.escalation.stop_race(run.answer, "the cloud lost the race")
         if self._reply is None:
             raise EngineError("The cascade ended without a reply.")
+        self.answered()
         return self._reply
 
     async def decide_only(self) -> None:
@@ -130,6 +133,8 @@ class Cascade:
 
     async def _rules(self) -> State:
         await self._check_targets()
+        if self.job.chat is not None and self.tiers.local is not None and self.tiers.cloud is not None:
+            self._conversation = await self.read(lambda: Conversation(self.job.body, self.record.caller))
         self.ruling = await self.escalation.ruling()
         self.decide(GateDecision(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:
@@ -137,7 +142,7 @@ class Cascade:
         return self._plan_for_deadline() if self.ruling.open else State.LOCAL
 
     async def _before(self) -> State:
-        if (decision := await self._of_task()) is not None:
+        if (decision := await self._of_task() or self._of_conversation()) is not None:
             self.decide(decision)
             return State.CLOUD
         if (
@@ -380,6 +385,18 @@ class Cascade:
         self._task_gates = gates_of(turn)
         self._gates = self._task_gates or self._gates
         return cloud_decision(turn)
+
+    def _of_conversation(self) -> GateDecision | None:
+        """Return the decision for the cloud if it has answered earlier in this conversation, else None."""
+        conversation = self._conversation
+        if conversation is None or self.router_state.conversations.earlier(conversation) != "cloud":
+            return None
+        return GateDecision(0, escalate=True, reason="the cloud answered earlier in this conversation")
+
+    def answered(self) -> None:
+        """Note the tier of the answer for the conversation's next request."""
+        if self._conversation is not None and self.router_state.is_observed:
+            self.router_state.conversations.answered(self._conversation, self.record.tier)
 
     async def _check_targets(self) -> None:
         """Check and apply the quality or confidence that a request with `auto` states. Raises InvalidRequestError."""

@@ -228,6 +228,7 @@ async def _continue_in_cloud(cascade: Cascade, writer: _LocalText, answer: Local
         return
     cascade.record.route = "escalated"
     cascade.record.note = "the cloud continued the streamed text"
+    cascade.answered()
     relayed = relay(cascade.record, stream, reasoning=cloud_reasoning(cascade), adopt=writer.chunks)
     async with aclosing(relayed) as events:
         async for event in events:

@@ -119,7 +119,7 @@ SUBPACKAGES = {
         "responses",
         "cascade",
         "state",
-        "feedback tasks",
+        "conversations feedback tasks",
         "settings_sources",
         "config",
         "accounting storage",
