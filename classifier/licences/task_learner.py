@@ -13,7 +13,8 @@ from .betting import LadderTest, RevocationTest
 
 #: Rows before the first policy with gates is fitted. Each later fit waits until the rows have doubled.
 FIRST_FIT = 60
-_ROWS_OF_GROWTH, _ROWS_COMPARED = 150, 200
+# A task without a licence after `_ROWS_OF_PROOF` rows hardly gets one, so ever fewer of its requests are sampled.
+_ROWS_OF_GROWTH, _ROWS_COMPARED, _ROWS_OF_PROOF = 150, 200, 2_000
 
 RequestT = TypeVar("RequestT")
 _RequestT_contra = TypeVar("_RequestT_contra", contravariant=True)
@@ -103,11 +104,11 @@ class TaskLearner(Generic[RequestT]):
     def sampling_rate(self, exploration: float) -> float:
         """Return the probability with which to sample the next request, at least `exploration`.
 
-        All requests are sampled before there is a licence. A licence that keeps few requests local gets more samples,
-        as long as they add much to the rows.
+        At first, all requests of a task without a licence are sampled. A licence that keeps few requests local gets
+        more samples, as long as they add much to the rows.
         """
         if self._in_force is None:
-            return 1.0
+            return max(exploration, min(1.0, _ROWS_OF_PROOF / max(1, len(self.rows))))
         return max(exploration, (1.0 - self._kept) * min(1.0, _ROWS_OF_GROWTH / len(self.rows)))
 
     def observe(self, row: SampledRow[RequestT]) -> None:

@@ -28,6 +28,8 @@ log = logging.getLogger("updraft.router")
 TASK_QUALITY = 0.95
 #: Smallest share of a licensed task's requests that is sampled, to notice that the licence no longer holds.
 EXPLORATION = 0.05
+#: Maximum number of tasks. Requests of further tasks are not sampled, so that invented names cannot fill the memory.
+MAX_TASKS = 10_000
 #: Maximum number of sampled requests that wait for their grades. Further requests are not sampled.
 MAX_WAITING = 8
 #: Minimum seconds between looks, which requests trigger, for changes by other processes, such as `updraft tasks pin`.
@@ -114,7 +116,10 @@ class TaskBook:
         sampled. It is sampled at random before any gate reads it, so the sampled rows stand for all of the task's.
         """
         own = self._store.id_of(shape)
-        if counts and own not in self._standings and own not in self._joined and own not in self._seen:
+        is_known = own in self._standings or own in self._joined or own in self._seen
+        if not is_known and len(self._standings) + len(self._joined) + len(self._seen) >= MAX_TASKS:
+            return TaskTurn(own, shape.name or own, is_sampled=False, chance=0.0)
+        if counts and not is_known:
             self._seen.add(own)
             self._submit(lambda: self._begin_task(own, shape))
         if time.monotonic() > self._refreshed + REFRESH_S:
@@ -209,6 +214,7 @@ class TaskBook:
     def _begin_task(self, task: str, shape: TaskShape) -> None:
         self._store.add_task(task, shape, keep_text=self._rules.keep_text)
         self._read(self._store.task(self._joined.get(task, task)))
+        self._seen.discard(task)  # known from now on
 
     def _refresh(self) -> None:
         """Bring the learners of all tasks up to date, if another process has changed the file."""

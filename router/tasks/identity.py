@@ -55,7 +55,7 @@ class TaskShapes:
         one task. Names are capitalised words inside a sentence.
         """
         given: Any = header or object_of(body.get("metadata")).get("task")
-        name = given.strip()[:MAX_NAME_CHARS] if isinstance(given, str) else ""
+        name = _printable(given)[:MAX_NAME_CHARS] if isinstance(given, str) else ""
         if name:
             return TaskShape(name, f"name\0{name}")
         prompt = "\n".join(_system_texts(body))
@@ -66,7 +66,7 @@ class TaskShapes:
         key = hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         usual = self._kept.find(key, lambda _: without_names(prompt))
         encoded = msgspec.json.encode(fixed, order="deterministic").decode("utf-8", "replace")
-        return TaskShape("", "\0".join(("shape", model, usual, encoded)), title[:MAX_NAME_CHARS])
+        return TaskShape("", "\0".join(("shape", model, usual, encoded)), _printable(title)[:MAX_NAME_CHARS])
 
 
 def without_names(text: str) -> str:
@@ -83,6 +83,11 @@ def without_names(text: str) -> str:
         elif not kept or kept[-1] != "#":
             kept.append("#")
     return " ".join(kept)
+
+
+def _printable(text: str) -> str:
+    """Return `text` on one line without control characters, because names appear in logs and on terminals."""
+    return "".join(filter(str.isprintable, " ".join(text.split())))
 
 
 def _is_name(word: str) -> bool:

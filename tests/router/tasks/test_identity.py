@@ -61,6 +61,7 @@ def test_a_developer_message_and_parts_are_a_system_prompt() -> None:
     [
         ({"metadata": {"task": "letters"}}, "", "letters"),
         ({}, " letters ", "letters"),
+        ({"metadata": {"task": "let\x1bters\nof  all"}}, "", "letters of all"),
         ({"metadata": {"task": "mails"}}, "letters", "letters"),
         ({"metadata": {"task": 7}}, "", ""),
         ({"metadata": "task"}, "", ""),

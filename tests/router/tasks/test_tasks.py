@@ -326,6 +326,19 @@ def test_shadows_beyond_the_waiting_limit_are_not_sampled(
     run(check())
 
 
+def test_invented_names_are_bounded(cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("updraft.router.tasks.book.MAX_TASKS", 3)
+
+    async def check() -> None:
+        async with learning(cloud, tmp_path) as tasks:
+            infos = [(await tasks.ask_task(metadata={"task": f"invented {at}"}))[0] for at in range(5)]
+            assert ["both tiers answer" in info["reason"] for info in infos] == [True] * 3 + [False] * 2
+            with tasks.store as store:
+                assert len(store.tasks()) == 3
+
+    run(check())
+
+
 def test_a_preview_counts_nothing(cloud: FakeCloud, tmp_path: Path) -> None:
     async def check() -> None:
         async with learning(cloud, tmp_path) as tasks:
