@@ -38,7 +38,7 @@ from .escalation import CloudReply, CloudStreamReply, Escalation
 _LONG = 2**12  # length of question plus answer, in characters, above which the gates read them in a thread
 _LINE_BEGUN = 16  # number of characters at the end of the answer in which to look for the end of a line
 T = TypeVar("T")
-_AT_ONCE = 8
+_AT_ONCE = 8  # answers that the device generates at once, unless the settings say otherwise
 
 
 class State(StrEnum):
@@ -296,7 +296,17 @@ class Cascade:
     async def start_local(self, index: int = 0) -> LocalGeneration:
         """Start the local run of answer number `index`. `stop_local()` ends the run."""
         self._run_began = time.monotonic()
-        self._run = await self.begin_local(index)
+        return await self._started(self.begin_local(index))
+
+    async def _started(self, start: Awaitable[LocalGeneration]) -> LocalGeneration:
+        """Return the started local run, which counts as a load of the device until `stop_local()`."""
+        latency = self.router_state.latency
+        latency.on_device += 1
+        try:
+            self._run = await start
+        except BaseException:
+            latency.on_device -= 1
+            raise
         return self._run
 
     async def begin_local(self, index: int) -> LocalGeneration:
@@ -336,16 +346,15 @@ class Cascade:
         """Start a local run that continues the last message. `stop_local()` ends the run and records its tokens."""
         self._run_began = time.monotonic()
         options, (effort, _) = self.chat.chat_template_kwargs, self.chat.effort
-        self._run = await self.local.start(
-            messages, params, continue_final_message=True, template_options=options, effort=effort
-        )
-        return self._run
+        start = self.local.start(messages, params, continue_final_message=True, template_options=options, effort=effort)
+        return await self._started(start)
 
     async def stop_local(self) -> None:
         """Stop the local run, if any, and keep its answer. Idempotent."""
         run, self._run = self._run, None
         if run is not None:
             self._answer = run.answer
+            self.router_state.latency.on_device -= 1
             self.record.count_local(run.answer, time.monotonic() - self._run_began)
             await run.aclose()
 
@@ -412,7 +421,8 @@ class Cascade:
     def _plan_for_deadline(self) -> State:
         """Choose one tier if the deadline leaves no time for both in sequence."""
         latency, work = self.router_state.latency, work_of(self.job.body)
-        self._plan = plan(self.job.remaining_s, latency.expected_s("local"), latency.expected_s(work))
+        local_s = latency.local_s(self.router_state.config.local_options.max_num_seqs or _AT_ONCE)
+        self._plan = plan(self.job.remaining_s, local_s, latency.expected_s(work))
         tiers, reason = self._plan.tiers, self._plan.reason
         self.record.time_dependent |= tiers != "both"
         if tiers in ("both", "one"):

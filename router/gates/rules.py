@@ -159,10 +159,18 @@ class LatencyEstimates:
     """Recent durations of each kind of work, in seconds."""
 
     def __init__(self) -> None:
+        #: Number of local runs that run or wait now.
+        self.on_device = 0
         self._durations: dict[str, deque[float]] = {}
 
     def observe(self, work: str, seconds: float) -> None:
         self._durations.setdefault(work, deque(maxlen=_REMEMBERED)).append(seconds)
+
+    def local_s(self, at_once: int) -> float | None:
+        """Return the expected duration of a further local run, if the device generates `at_once` answers at once. The
+        runs that wait for a place take as long as a recent run each time that all places are filled."""
+        seconds = self.expected_s("local")
+        return None if seconds is None else seconds * (1 + self.on_device // at_once)
 
     def expected_s(self, work: str) -> float | None:
         """Return the 90th percentile of the recent durations of `work`, or None before the first measurement."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from cascade_bench import Bench, run
 from router_fakes import FakeCloud, ScriptedGates
 from updraft.protocol.errors import ContextLengthError
+from updraft.router.config import LocalModelOptions
 from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.gates.rules import LatencyEstimates, plan
 from updraft.router.tiers import failures
@@ -40,6 +42,38 @@ def test_the_pace_is_what_nine_in_ten_took_lately() -> None:
         latency.observe("local", seconds)
     assert latency.expected_s("local") == 1.0
     assert latency.expected_s("cloud") is None
+
+
+def test_a_queue_on_the_device_takes_its_time() -> None:
+    latency = LatencyEstimates()
+    assert latency.local_s(8) is None
+    latency.observe("local", 2.0)
+    for running, seconds in ((0, 2.0), (7, 2.0), (8, 4.0), (16, 6.0)):
+        latency.on_device = running
+        assert latency.local_s(8) == seconds
+
+
+def test_a_full_device_overflows_to_the_cloud(bench: Any, cloud: FakeCloud) -> None:
+    async def test() -> None:
+        async with bench(ScriptedGates(), local_options=LocalModelOptions(max_num_seqs=2)) as b:
+            took(b, local_s=60.0, cloud_s=1.0)
+            assert (await b.answer(timeout_s=90.0))["updraft"]["tier"] == "local"
+            b.local.hangs_at = 0
+            waiting = [asyncio.create_task(b.ask()) for _ in range(2)]
+            for _ in range(20_000):  # turns of the event loop, until both run
+                await asyncio.sleep(0)
+                if b.local.running == 2:
+                    break
+            info = (await b.answer(timeout_s=90.0))["updraft"]
+            assert (info["tier"], info["gate"]) == ("cloud", 0)
+            assert "the device takes 120.0 s" in info["reason"]
+            assert (await b.answer(timeout_s=300.0, model="cloud"))["updraft"]["tier"] == "cloud"
+            for each in waiting:
+                each.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            assert b.router._latency.on_device == 0
+
+    run(test())
 
 
 def took(bench: Bench, *, local_s: float, cloud_s: float) -> None:
