@@ -18,6 +18,7 @@ _USUAL = {
     "service_tier": ("auto", "default", "flex", "standard", "standard_only"),
     "speed": ("standard",),
     "inference_geo": ("global",),
+    "provider": (),  # OpenRouter's choice among hosts, whose prices differ
 }
 #: Fields that `surcharge_of` reads.
 PRICED = (*_USUAL, *NESTED)
@@ -32,7 +33,7 @@ def surcharge_of(fields: Mapping[str, Any], headers: Mapping[str, str]) -> str:
     """
     for table in (fields, *(object_of(fields.get(name)) for name in NESTED)):
         for name, usual in _USUAL.items():
-            if isinstance(value := table.get(name), str) and value not in usual:
+            if isinstance(value := table.get(name), str | dict) and value not in usual:
                 return name
     return _BETA if _LONG_CONTEXT in headers.get(_BETA, "") else ""
 

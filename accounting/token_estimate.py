@@ -133,9 +133,9 @@ class AnswerSize:
         return self.least if self.limit is None else self.most(None)
 
     def most(self, longest: int | None) -> int:
-        """Return the maximum tokens of all answers together. `longest`: the model's maximum per answer, if known."""
-        if longest is None:
-            longest = LONGEST_ANSWER if self.limit is None else self.limit
+        """Return the maximum tokens of all answers together. `longest`: the model's maximum per answer, if known. It
+        counts only without a limit in the request, which is sent as it is, and which the model may reach."""
+        longest = self.limit if self.limit is not None else longest or LONGEST_ANSWER
         return max(self.least, self._total(longest))
 
     def cap(self, tokens: int) -> int:

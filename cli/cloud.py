@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,4 +107,5 @@ def _with_pocket(config: CloudConfig) -> CloudConfig:
 
 
 def _ready(url: str) -> None:
-    output.echo(f"ready {url}")
+    with suppress(OSError):  # as in `serve`
+        output.echo(f"ready {url}")

@@ -97,7 +97,7 @@ app.add_typer(bench.app, name="bench")
 
 def main() -> None:
     """Run the command line. Exit codes: 0 success, 1 failure, 2 wrong usage or settings, 130 interrupted."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for name, mode in (("stdin", "r"), ("stdout", "r"), ("stderr", "w")):  # writing to a closed stdout must fail
         if getattr(sys, name) is None:  # the caller closed it; occupy its number, so that no other file gets it
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - open until the process ends
     # Drop empty and relative entries, because they would let programs in the working folder replace system tools.

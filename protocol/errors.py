@@ -214,7 +214,7 @@ class RequestTimeoutError(UpdraftError):
 
 
 class RequestCancelledError(UpdraftError):
-    """The caller cancelled the request; no response is needed."""
+    """The caller cancelled the request or half-closed its connection; no response is sent."""
 
     status = 499
     type = "cancelled"

@@ -109,8 +109,8 @@ GIVEN_CODES: dict[str, tuple[type[errors.UpdraftError], str]] = {
     "draining": (errors.OverloadedError, "The server is shutting down."),
 }
 _ERRORS = """The body has OpenAI's format: `{"error": {"message", "type", "param", "code"}}`. `x-should-retry` says
-whether the same request may succeed later. `overloaded`, `draining`, `sleeping`, `engine_down` and `engine_restarting`
-responses also have `retry-after`."""
+whether the same request may succeed later. After the router has retried a cloud, it is `false`. `overloaded`,
+`draining`, `sleeping`, `engine_down` and `engine_restarting` responses also have `retry-after`."""
 
 
 def routes_page() -> str:

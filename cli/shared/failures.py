@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import UnsupportedOperation
 from typing import Any
 
 from ...protocol.errors import ConfigurationError, InvalidRequestError, UpdraftError
@@ -13,6 +14,8 @@ def message_of(error: Exception) -> str:
         return error.message
     if isinstance(message := _server_error(error).get("message"), str):
         return message
+    if isinstance(error, UnsupportedOperation):  # `main` has opened a closed standard output for reading only
+        return "Standard output is closed."
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}."
     return f"{type(error).__name__}: {error} (UPDRAFT_DEBUG=1 shows the traceback)"

@@ -35,7 +35,10 @@ def ask(
       cat question.txt | updraft ask - --local hf:Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf \\
           --cloud-url https://host/v1 --cloud-model big --api-key-env HOST_KEY
     """
-    prompt = sys.stdin.read().strip() if question == "-" else question.strip()
+    try:
+        prompt = sys.stdin.read().strip() if question == "-" else question.strip()
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError("Standard input is not UTF-8 text.") from error
     if not prompt:
         raise InvalidRequestError("The question is empty.")
     config = pair.config()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...protocol.errors import InvalidRequestError
 from ...protocol.responses import UpdraftInfo
 from ...protocol.safety.redaction import PrintableStream
 from .word_wrap import wrapped
@@ -31,8 +32,11 @@ class Answer:
 def stream_answer(
     client: OpenAI, messages: Sequence[dict[str, str]], model: str, show: Callable[[str], None], **options: Any
 ) -> Answer:
-    """Stream one answer to `show`, wrapped and without control characters. Ctrl-C cancels the request."""
+    """Stream one answer to `show`, wrapped and without control characters. Ctrl-C cancels the request. Raises
+    InvalidRequestError if the last message is not UTF-8."""
     readable = [{name: _unicode(text) for name, text in message.items()} for message in messages]
+    if readable[-1] != messages[-1]:
+        raise InvalidRequestError("The question is not UTF-8 text.")
     pieces: list[str] = []
     printable = PrintableStream()
     info = None
@@ -52,7 +56,7 @@ def stream_answer(
 
 
 def _unicode(text: str) -> str:
-    """Return `text` with lone surrogates (input bytes that are not UTF-8) replaced by replacement characters."""
+    """Return `text` with lone surrogates (JSON escapes of a cloud, bytes that are not UTF-8) replaced by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

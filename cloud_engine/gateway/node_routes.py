@@ -97,9 +97,10 @@ class NodeRoutes:
         directory = self._directory()
         heartbeat = decode(await read_body(request), Heartbeat)
         url = _node(heartbeat).url
-        removed = await asyncio.to_thread(directory.remove, url, is_proven=self._is_proven(heartbeat))
-        await self._registry.follow_directory()
-        return send_json({"url": url, "removed": removed and url not in self._registry.configured})
+        if removed := url not in self._registry.configured:
+            removed = await asyncio.to_thread(directory.remove, url, is_proven=self._is_proven(heartbeat))
+            await self._registry.follow_directory()
+        return send_json({"url": url, "removed": removed})
 
     def _is_proven(self, heartbeat: Heartbeat) -> bool:
         return heartbeat.proof is not None and self._upstream.is_proven(heartbeat.url, heartbeat.proof)

@@ -120,7 +120,7 @@ class Registration:
             if method == "DELETE" and isinstance(failure, (httpx.NetworkError, httpx.ProtocolError)):
                 return ""  # the gateway is gone, and this node's lease with it
             return f"{type(failure).__name__}: {failure}"
-        if answer.status_code == 200:
+        if answer.status_code == 200 or (method, answer.status_code) == ("DELETE", 404):  # the lease may have ended
             return ""
         error: dict[str, Any] = error_in(answer.content, answer.status_code, f"HTTP status {answer.status_code}")
         return str(error["message"])

@@ -140,8 +140,7 @@ class AnthropicEvents:
         reason = _STOP_REASONS.get(self._finish_reason, "end_turn")
         if reason in ("end_turn", "tool_use"):  # some clouds end tool calls with `stop`
             reason = "tool_use" if any(block["type"] == "tool_use" for block in message["content"]) else "end_turn"
-        if self._finish_reason == "stop" and message["stop_sequence"] is not None:
-            reason = "stop_sequence"
+            reason = reason if message["stop_sequence"] is None else "stop_sequence"
         message["stop_reason"] = "refusal" if self._refused else self._unfinished or reason
         delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
         extension = {"updraft": message["updraft"]} if "updraft" in message else {}

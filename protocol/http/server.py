@@ -69,8 +69,9 @@ def serve(  # noqa: PLR0913
         url = url_of(sock, "http" if tls is None else "https")
         if ready_file is not None:
             write_private(ready_file, f"{url}\n")  # private, because a changed file would redirect clients
-        sys.stdout.write(f"ready {url}\n")
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # a daemon runs with a closed standard output, too
+            sys.stdout.write(f"ready {url}\n")
+            sys.stdout.flush()
         if on_ready is not None:
             on_ready(url)
 

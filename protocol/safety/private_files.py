@@ -96,6 +96,9 @@ def write_private(path: Path, text: str) -> None:
         temporary.replace(path)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}.") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)  # left by a failure, such as a full disk
 
 
 def _create(path: Path) -> None:

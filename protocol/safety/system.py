@@ -144,11 +144,10 @@ def reserve_blocks(handle: int, path: Path, size: int) -> None:
         if error.errno not in DISK_FULL:
             raise
         free = shutil.disk_usage(path.parent).free
-        raise DiskSpaceError(
-            f"{path} needs {size:,} bytes, but its disk has only {free:,} free: free space or choose another folder.",
-            needed=size,
-            free=free,
-        ) from error
+        why = f"but its disk has only {free:,} free: free space or choose another folder"
+        if error.errno == errno.EFBIG:
+            why = "more than this process may write to a file: raise the limit (ulimit -f)"
+        raise DiskSpaceError(f"{path} needs {size:,} bytes, {why}.", needed=size, free=free) from error
 
 
 def boot_time() -> float:

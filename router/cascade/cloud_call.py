@@ -111,7 +111,7 @@ class CloudAttempt:
         self.fields = () if any(self.body.get(name) is not None for name in fields) else fields
         self.body = capped(self.body, cap, fields)
         self.record.budget_note = f"max_tokens: the budget leaves {cap} tokens for this answer"
-        self.record.time_dependent = True
+        self.record.time_dependent |= thinking_budget(self.body) != thinking_budget(self.uncapped)
 
     async def _book(self, cause: str) -> bool:
         """Charge a broken attempt before its retry. Return False if the budget forbids the retry. The charge is the

@@ -87,12 +87,15 @@ class CacheSlot:
 
     def keep(self, completion: dict[str, Any], record: RequestRecord) -> None:
         """Cache an answer if it can be repeated, also as a stream. Answers that depend on time (a failure, a spent
-        budget, a continuation in the cloud) or chance (exploration) are not cached."""
+        budget, an answer cut by a budget, a continuation in the cloud) or chance (exploration) are not cached."""
         by_chance = record.time_dependent or any(
             decision.exploration_chance for decision in (record.decision, *record.decisions)
         )
         lasting = record.route in ("local", "cloud", "escalated") and not record.note and not by_chance
-        if lasting and _is_plain(completion):
+        is_cut = bool(record.budget_note) and any(
+            choice.get("finish_reason") == "length" for choice in tables(completion.get("choices")) or ()
+        )
+        if lasting and not is_cut and _is_plain(completion):
             bare = json_bytes({name: value for name, value in completion.items() if name != "updraft"})
             notes = tuple(record.answer_notes), tuple(record.native_fields)
             self._cache.put(self._key, CachedCompletion(bare, record.tier, time.monotonic(), *notes))

@@ -19,6 +19,8 @@ LONG = {"anthropic-beta": "prompt-caching-2024-07-31,context-1m-2025-08-07"}
         ({"extra_body": {"service_tier": "priority"}}, {}, "service_tier"),
         ({"speed": "fast"}, {}, "speed"),
         ({"inference_geo": "us"}, {}, "inference_geo"),
+        ({"provider": {"order": ["dear-host"]}}, {}, "provider"),
+        ({"extra_body": {"provider": {"sort": "throughput"}}}, {}, "provider"),
         ({}, LONG, "anthropic-beta"),
         ({"service_tier": "auto", "inference_geo": None}, {"anthropic-beta": "prompt-caching-2024-07-31"}, ""),
         ({"service_tier": "flex", "speed": 1.25}, {}, ""),

@@ -111,11 +111,13 @@ def events(*payloads: dict[str, Any]) -> str:
     )
 
 
-def anthropic_says(cloud: ScriptedProvider, blocks: list[dict[str, Any]], reason: str, *, stream: bool) -> None:
+def anthropic_says(
+    cloud: ScriptedProvider, blocks: list[dict[str, Any]], reason: str, *, stream: bool, stopped_by: str | None = None
+) -> None:
     """Say a message of Anthropic's API, or stream it with each text in two pieces."""
     usage = {"input_tokens": 9, "output_tokens": 5}
     if not stream:
-        cloud.says({**HEAD, "content": blocks, "stop_reason": reason, "stop_sequence": None, "usage": usage})
+        cloud.says({**HEAD, "content": blocks, "stop_reason": reason, "stop_sequence": stopped_by, "usage": usage})
         return
     made: list[dict[str, Any]] = [{"type": "message_start", "message": {**HEAD, "content": [], "usage": usage}}]
     for index, block in enumerate(blocks):
@@ -132,7 +134,7 @@ def anthropic_says(cloud: ScriptedProvider, blocks: list[dict[str, Any]], reason
         made.append({"type": "content_block_start", "index": index, "content_block": begun})
         made += [{"type": "content_block_delta", "index": index, "delta": each} for each in pieces]
         made.append({"type": "content_block_stop", "index": index})
-    ended = {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": None}, "usage": usage}
+    ended = {"type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": stopped_by}, "usage": usage}
     cloud.says(events(*made, ended, {"type": "message_stop"}))
 
 

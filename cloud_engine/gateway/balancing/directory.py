@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....protocol.errors import OverloadedError
+from ....protocol.errors import NotFoundError, OverloadedError
 from ....protocol.safety.database import SharedFile, transaction
 from ....protocol.safety.system import boot_id, boot_time
 from .node import NodeAddress
@@ -55,8 +55,11 @@ class NodeDirectory:
             connection.execute("INSERT INTO leases VALUES (?, ?, ?, ?, ?)", row)
 
     def remove(self, url: str, *, is_proven: bool) -> bool:
-        """Drop the lease of a node. Return False if the lease is proven and `is_proven` is not set."""
+        """Drop the lease of a node. Return False if the lease is proven and `is_proven` is not set. Raises
+        NotFoundError if the node has no lease."""
         with self._file.connected() as connection, transaction(connection):
+            if connection.execute("SELECT 1 FROM leases WHERE url = ?", (url,)).fetchone() is None:
+                raise NotFoundError("No node is registered with this URL.")
             return _delete_lease(connection, url, is_proven)
 
     def addresses(self) -> list[NodeAddress]:

@@ -63,6 +63,7 @@ class _RequestFields(SizeFields, kw_only=True):
     service_tier: Any = None
     speed: Any = None
     inference_geo: Any = None
+    provider: Any = None
 
 
 prepare_types(_RequestFields)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,7 @@ from markdown_it import MarkdownIt
 
 from ....protocol.decoding import decode
 from ....protocol.errors import NotFoundError
-from ....protocol.http.wire import WireResponse, off_event_loop
+from ....protocol.http.wire import WireResponse
 from ..routes.route import RequestContext, Route
 
 _FOLDER = Path(__file__).with_name("static")
@@ -65,9 +66,9 @@ def _renderer() -> MarkdownIt:
 
 
 async def render(context: RequestContext) -> WireResponse:
-    body = context.request.body
-    given = decode(body, MarkdownText)
-    return WireResponse.json(RenderedText(await off_event_loop(body, lambda: _renderer().render(given.text))))
+    given = decode(context.request.body, MarkdownText)
+    html = await asyncio.to_thread(_renderer().render, given.text)  # short texts, too: a table can take seconds
+    return WireResponse.json(RenderedText(html))
 
 
 ROUTES = (

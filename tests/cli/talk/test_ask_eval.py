@@ -59,9 +59,13 @@ def test_ask_as_json(in_process, cloud) -> None:
     assert reply["updraft"]["cloud_tokens"] == 5
 
 
-def test_bytes_that_are_no_text_are_asked_with_a_mark_in_their_place(updraft, cloud) -> None:
-    done = updraft("ask", "Capital\udcff of France?", "-q", *cloud, env={"CLOUD_KEY": KEY})
-    assert (done.returncode, done.stdout) == (0, "I do not know.\n")
+@pytest.mark.parametrize("on_error", ["strict", "surrogateescape"])
+def test_bytes_that_are_no_text_are_refused(updraft, cloud, on_error: str) -> None:
+    given, env = "Capital\udcff of France?", {"CLOUD_KEY": KEY, "PYTHONIOENCODING": f"utf-8:{on_error}"}
+    for words, options in ((["-"], {"input": given, "errors": "surrogateescape"}), ([given], {})):
+        done = updraft("ask", *words, "-q", *cloud, env=env, **options)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "not UTF-8 text" in done.stderr
 
 
 def test_odd_arguments_are_named_and_not_quoted_from_python(in_process, tmp_path: Path) -> None:

@@ -163,7 +163,8 @@ def test_refused_registrations(gateway: Gateway, fake_node: Any, keys: Keys) -> 
     assert nodes_of(running.url, keys) == []
     assert announce(running.url, keys.node, fake_node.url + "/v1/").json() == {"url": fake_node.url, "lease_s": LEASE_S}
     assert ask(running.url, keys) == 200
-    assert announce(running.url, keys.node, fake_node.url, "DELETE").status_code == 200
+    assert announce(running.url, keys.node, fake_node.url, "DELETE").json()["removed"] is True
+    assert announce(running.url, keys.node, fake_node.url, "DELETE").status_code == 404
     assert nodes_of(running.url, keys) == []
 
 
@@ -175,7 +176,9 @@ def test_a_configured_node_cannot_be_removed(gateway: Gateway, fake_node: Any, k
     assert nodes_of(running.url, keys) == [fake_node.url]
 
 
-def test_node_registers_with_every_address_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_registers_with_every_address_of_a_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """As behind a headless service of Kubernetes. One of them is down."""
     told: list[tuple[str, str, str]] = []
 
@@ -183,7 +186,7 @@ def test_node_registers_with_every_address_of_a_name(monkeypatch: pytest.MonkeyP
         def answer(self) -> None:
             told.append((self.command, str(self.server.server_address[0]), str(self.headers["host"])))
             self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
+            self.send_response(404 if self.command == "DELETE" else 200)  # the lease has ended
             self.send_header("content-length", "0")
             self.end_headers()
 
@@ -213,6 +216,7 @@ def test_node_registers_with_every_address_of_a_name(monkeypatch: pytest.MonkeyP
         second.shutdown()
     expected = [(method, f"127.0.0.{last}", f"many:{port}") for method in ("DELETE", "POST") for last in (1, 2)]
     assert sorted(told) == expected
+    assert "deregister" not in caplog.text, "a node that is not registered needs no removal"
 
 
 def test_a_static_node_is_not_taken_twice(gateway: Gateway, fake_node: Any, keys: Keys) -> None:

@@ -2,9 +2,11 @@
 
 import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import msgspec
 import pytest
@@ -16,8 +18,9 @@ from updraft.cloud_engine.gateway.ledger.opening import open_store
 from updraft.local_engine.machine.json_store import JsonStore
 from updraft.local_engine.store.library import Library
 from updraft.model_files.download import partial_file
-from updraft.protocol.errors import ConfigurationError
+from updraft.protocol.errors import ConfigurationError, DiskSpaceError
 from updraft.protocol.safety.private_files import private_file, write_private
+from updraft.protocol.safety.system import reserve_blocks
 from updraft.router.accounting.ledger import Ledger
 from updraft.router.settings_sources import load_config
 from updraft.router.storage.answer_store import AnswerStore
@@ -113,6 +116,22 @@ def test_a_link_where_a_file_is_to_be_written_is_not_followed(tmp_path: Path) ->
     assert path.read_text() == "http://127.0.0.1:1\n"
     assert not path.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of file sizes")
+def test_a_failed_write_leaves_no_file_and_names_its_cause(tmp_path: Path) -> None:
+    import resource
+
+    path, (usual, hard) = tmp_path / "config.toml", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # as a disk that is full
+    try:
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            write_private(path, "x" * 200)
+        with TemporaryFile() as file, pytest.raises(DiskSpaceError, match=r"ulimit -f"):
+            reserve_blocks(file.fileno(), path, 200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (usual, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_all_users_is_left_to_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,6 +252,17 @@ def test_a_known_maximum_is_reserved_and_not_capped_where_it_fits(spending: Call
         run(test(cloud))
 
 
+def test_a_callers_limit_above_the_known_maximum_is_reserved(spending: Callable[..., Any]) -> None:
+    async def test(cloud: LongCloud) -> None:
+        async with spending(cloud, prices=Prices(models={"big": Price(INPUT, OUTPUT, max_output=1_000)})) as b:
+            answers = await asyncio.gather(*(b.answer("cloud", max_tokens=100_000) for _ in range(10)))
+        assert 0.05 < cloud.usd(INPUT, OUTPUT) <= 0.10
+        assert any("the budget leaves" in each["updraft"]["notes"][-1] for each in answers if "choices" in each)
+
+    with long_cloud() as cloud:
+        run(test(cloud))
+
+
 def test_short_answers_are_not_refused_for_the_long_ones_that_they_might_have_been(
     spending: Callable[..., Any],
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from browser import KEY, page_daemon
 from cloud_fixture import cloud, cloud_server
@@ -116,6 +117,23 @@ def test_a_calibrated_pair_shows_its_promise_and_traces_are_not_counted(
         assert http.post("/updraft/target", json={"quality": 1}).json()["target"] == "quality 1"
         assert http.get("/updraft/policy").json()["drift"]["requests"] == 1, "the same calibration, the same monitor"
         assert http.post("/v1/chat/completions", json=body).json()["updraft"]["tier"] == "cloud"
+
+
+def test_markdown_that_takes_long_delays_no_other_request() -> None:
+    async def ask() -> list[str]:
+        endpoints = Endpoints(Router(RouterConfig(local=None, cloud_url="http://127.0.0.1:9", cloud_model="big")))
+        ended: list[str] = []
+
+        async def request(method: str, path: str, body: bytes = b"") -> None:
+            assert (await endpoints.handle(WireRequest(method, path, body=body))).status == 200
+            ended.append(path)
+
+        table = "|a" * 300 + "\n" + "|-" * 300 + "\n" + "|a\n" * 100
+        body = msgspec.json.encode({"text": table})
+        await asyncio.gather(request("POST", "/updraft/markdown", body), request("GET", "/v1/models"))
+        return ended
+
+    assert asyncio.run(ask()) == ["/v1/models", "/updraft/markdown"]
 
 
 def test_markdown_lets_no_tag_through(http: TestClient) -> None:

@@ -173,6 +173,24 @@ def test_uncached_answers(bench: Any, cloud: FakeCloud) -> None:
     run(test())
 
 
+@pytest.mark.parametrize("finish_reason", ["stop", "length"])
+def test_an_answer_is_cached_unless_its_budget_cut_it(bench: Any, cloud: FakeCloud, finish_reason: str) -> None:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": finish_reason}
+    cloud.says = (200, json.dumps({"choices": [choice]}).encode())
+
+    async def test() -> None:
+        async with bench(cache=ON, budget=BudgetLimits(cloud_tokens=9_000)) as b:
+            first, again = [(await b.answer("cloud", **SAME))["updraft"] for _ in range(2)]
+            assert "the budget leaves" in first["notes"][0]
+            assert again["route"] == ("cache" if finish_reason == "stop" else "cloud")
+            assert ("notes" in again) == (finish_reason == "length")
+            thinking = {"thinking": {"type": "enabled", "budget_tokens": 10**6}, "max_tokens": 2 * 10**6, **SAME}
+            routes = [(await b.answer("cloud", **thinking))["updraft"]["route"] for _ in range(2)]
+            assert routes == ["cloud", "cloud"], "the cap has shortened the thoughts"
+
+    run(test())
+
+
 @pytest.mark.parametrize("first_streams", [False, True])
 def test_answer_metadata_is_cached(bench: Any, first_streams: bool) -> None:
     async def test() -> None:

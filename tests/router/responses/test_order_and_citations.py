@@ -250,10 +250,24 @@ def test_parts_that_are_left_out(cloud: ScriptedProvider, daemons: dict[str, str
 @pytest.mark.parametrize("stream", [False, True])
 def test_blocks_that_are_left_out(cloud: ScriptedProvider, daemons: dict[str, str], path: str, stream: bool) -> None:
     searched = {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []}
-    blocks = [{"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}, searched, *BLOCKS[:2]]
+    unknown = {"type": "new_kind", "data": "x"}
+    blocks = [
+        {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}},
+        searched,
+        unknown,
+        *BLOCKS[:2],
+    ]
     anthropic_says(cloud, blocks, "end_turn", stream=stream)
     notes = notes_in(ask(daemons["anthropic"], path, [USER], stream=stream))
-    assert "blocks of the answer were left out: server_tool_use, web_search_tool_result" in notes
+    assert "blocks of the answer were left out: server_tool_use, web_search_tool_result, new_kind" in notes
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_sequence_after_a_tool_call(cloud: ScriptedProvider, daemons: dict[str, str], stream: bool) -> None:
+    anthropic_says(cloud, BLOCKS[:5], "stop_sequence", stream=stream, stopped_by="Z")
+    answer = ask(daemons["anthropic"], MESSAGES, [USER], stream=stream, stop_sequences=["Z"])
+    (ended,) = [each for each in ({**event, **event.get("delta", {})} for event in answer) if each.get("stop_reason")]
+    assert (ended["stop_reason"], ended["stop_sequence"]) == ("stop_sequence", "Z")
 
 
 @pytest.mark.parametrize("stream", [False, True])

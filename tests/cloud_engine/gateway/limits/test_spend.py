@@ -72,9 +72,10 @@ def test_long_answers_at_once_stay_within_the_limit(gateway: Spending, key: str,
 
 
 def test_requests_that_raise_the_price_need_a_key_without_a_budget(gateway: Spending, key: str) -> None:
-    dear = {"service_tier": "priority", "max_tokens": 5}
-    refused = gateway.ask(key, **dear)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "service_tier")
+    dear: dict[str, Any] = {"service_tier": "priority", "max_tokens": 5}
+    for fields in (dear, {"provider": {"order": ["dear-host"]}}):
+        refused = gateway.ask(key, **fields)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(fields)))
     assert not gateway.cloud.requests
     assert gateway.ask(key, service_tier="flex", max_tokens=5).status_code == 200
     free = make_key(gateway.keys, uuid.uuid4().hex)
