@@ -18,6 +18,7 @@ from updraft.router.accounting.prices import Prices
 from updraft.router.config import RouterConfig
 from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.gates.gates import NoPolicyGates
+from updraft.router.gates.rules import LatencyEstimates
 from updraft.router.privacy.rules import Privacy
 from updraft.router.router import Router
 from updraft.router.tasks.report import TaskReport, reports
@@ -335,6 +336,19 @@ def test_invented_names_are_bounded(cloud: FakeCloud, tmp_path: Path, monkeypatc
             assert ["both tiers answer" in info["reason"] for info in infos] == [True] * 3 + [False] * 2
             with tasks.store as store:
                 assert len(store.tasks()) == 3
+
+    run(check())
+
+
+def test_a_licence_needs_time_to_judge(cloud: FakeCloud, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with learning(cloud, tmp_path) as tasks:
+            await tasks.ask_task(ENOUGH)
+            assert "local" in {info["tier"] for info in await tasks.ask_task(5)}
+            tasks.router._latency = LatencyEstimates()
+            tasks.router._latency.observe("local", 60.0)
+            tasks.router._latency.observe("cloud", 40.0)
+            assert {info["tier"] for info in await tasks.ask_task(5, timeout_s=80.0)} == {"cloud"}
 
     run(check())
 
