@@ -12,7 +12,7 @@ import typer
 from ..protocol.errors import InvalidRequestError
 from ..protocol.safety.private_files import has_file
 from .ledger.requests import LedgerPath, open_ledger
-from .shared import json_output, output
+from .shared import json_output
 from .shared.command_line import CommandLine
 
 if TYPE_CHECKING:
@@ -98,7 +98,11 @@ def _licence(report: TaskReport, quality: float) -> str:
 
 
 @app.command()
-def show(which: Which, number: Annotated[int, typer.Option("-n", "--number", min=1)] = 20) -> None:
+def show(
+    which: Which,
+    number: Annotated[int, typer.Option("-n", "--number", min=1, help="Number of newest requests to list.")] = 20,
+    as_json: json_output.Flag = False,
+) -> None:
     """List a task's newest sampled requests, with the scores of both tiers and who graded.
 
     \b
@@ -112,6 +116,10 @@ def show(which: Which, number: Annotated[int, typer.Option("-n", "--number", min
     with _store() as store:
         task = store.task(which)
         samples = store.samples(task.id, store.newest_pair())[-number:]
+    if as_json:
+        facts = ("request", "at", "local", "cloud", "grader", "fault")
+        json_output.show([{fact: getattr(each, fact) for fact in facts} for each in samples])
+        return
     table = columns("request", "device", "cloud", "grader", "fault", right=("device", "cloud"), fold=True)
     for each in samples:
         scores = shown(each.local, ".2f"), shown(each.cloud, ".2f")
@@ -120,16 +128,23 @@ def show(which: Which, number: Annotated[int, typer.Option("-n", "--number", min
 
 
 @app.command()
-def name(which: Which, new_name: Annotated[str, typer.Argument(metavar="NAME", help="New name.")]) -> None:
+def name(
+    which: Which,
+    new_name: Annotated[str, typer.Argument(metavar="NAME", help="New name.")],
+    as_json: json_output.Flag = False,
+) -> None:
     """Give a task a name."""
     with _store() as store:
-        store.rename(store.task(which).id, new_name)
-    output.echo(f"Task {which} is now {new_name}.")
+        task = store.task(which).id
+        store.rename(task, new_name)
+    json_output.tell({"task": task, "name": new_name}, f"Task {which} is now {new_name}.", as_json=as_json)
 
 
 @app.command()
 def pin(
-    which: Which, tier: Annotated[Literal["local", "cloud", "auto"], typer.Argument(help="auto: by the evidence.")]
+    which: Which,
+    tier: Annotated[Literal["local", "cloud", "auto"], typer.Argument(help="auto: by the evidence.")],
+    as_json: json_output.Flag = False,
 ) -> None:
     """Pin a task to a tier, whatever its evidence. Answers with a visible fault still go to the cloud.
 
@@ -139,16 +154,23 @@ def pin(
       updraft tasks pin invoices auto
     """
     with _store() as store:
-        store.set_pin(store.task(which).id, tier)
-    output.echo(f"Task {which}: {tier}. Running routers apply this within seconds.")
+        task = store.task(which).id
+        store.set_pin(task, tier)
+    told = f"Task {which}: {tier}. Running routers apply this within seconds."
+    json_output.tell({"task": task, "pin": tier}, told, as_json=as_json)
 
 
 @app.command()
-def merge(which: Which, into: Annotated[str, typer.Argument(help="Task that gets all samples.")]) -> None:
+def merge(
+    which: Which,
+    into: Annotated[str, typer.Argument(help="Task that gets all samples.")],
+    as_json: json_output.Flag = False,
+) -> None:
     """Merge a task into another one, for example because a system prompt was reworded."""
     with _store() as store:
-        store.join(store.task(which).id, store.task(into).id)
-    output.echo(f"Task {which} is now part of {into}.")
+        task, whole = store.task(which).id, store.task(into).id
+        store.join(task, whole)
+    json_output.tell({"task": task, "into": whole}, f"Task {which} is now part of {into}.", as_json=as_json)
 
 
 @app.command()
@@ -156,6 +178,7 @@ def grade(
     request_id: Annotated[str, typer.Argument(help="Id of a sampled request; see updraft tasks show.")],
     local: Score,
     cloud: Score,
+    as_json: json_output.Flag = False,
 ) -> None:
     """Grade both answers to a sampled request. Your grade replaces any other; the licence is computed again.
 
@@ -165,12 +188,14 @@ def grade(
     """
     with _store() as store:
         task = store.correct(request_id, local, cloud)
-    output.echo(f"Graded {request_id}: device {local:g}, cloud {cloud:g}, task {task}.")
+    told = f"Graded {request_id}: device {local:g}, cloud {cloud:g}, task {task}."
+    json_output.tell({"task": task, "request": request_id, "local": local, "cloud": cloud}, told, as_json=as_json)
 
 
 @app.command()
-def forget(which: Which) -> None:
+def forget(which: Which, as_json: json_output.Flag = False) -> None:
     """Delete a task's samples, so that its licence must be proven anew, for example after a change of its app."""
     with _store() as store:
-        store.forget(store.task(which).id)
-    output.echo(f"The samples of task {which} are deleted.")
+        task = store.task(which).id
+        store.forget(task)
+    json_output.tell({"task": task}, f"The samples of task {which} are deleted.", as_json=as_json)

@@ -68,7 +68,7 @@ def check_configured(config: RouterConfig) -> None:
 def check_startable(config: RouterConfig) -> None:
     """Check like `check_configured`. Also raise ConfigurationError for an unusable or missing policy of a target."""
     check_configured(config)
-    if _needs_policy(config) and not has_policy(config):
+    if config.stated_target != "confidence" and not has_policy(config) and _needs_policy(config):
         raise uncalibrated(str(config.stated_target))
 
 
