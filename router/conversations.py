@@ -20,7 +20,7 @@ _REMEMBERED = 10_000
 Tier = Literal["local", "cloud"]
 
 
-class Conversation:
+class ConversationDigests:
     """Digests of a request's messages: of all, and of those before the last answer."""
 
     def __init__(self, body: Mapping[str, Any], caller: Caller) -> None:
@@ -41,11 +41,11 @@ class ConversationTiers:
     def __init__(self) -> None:
         self._tiers: BoundedCache[bytes, Tier] = BoundedCache(_REMEMBERED)
 
-    def earlier(self, conversation: Conversation) -> Tier | None:
+    def earlier(self, conversation: ConversationDigests) -> Tier | None:
         """Return the tier of the conversation's last answer; None if it is unknown."""
         return None if conversation.before is None else self._tiers.get(conversation.before)
 
-    def answered(self, conversation: Conversation, tier: Tier) -> None:
+    def answered(self, conversation: ConversationDigests, tier: Tier) -> None:
         """Note the tier of an answer. The cloud's remains, for example if the request is repeated."""
         if self._tiers.get(conversation.now) != "cloud":
             self._tiers.put(conversation.now, tier)

@@ -98,10 +98,12 @@ class Learning:
         await asyncio.gather(*self._running, return_exceptions=True)
         collector, self._collector = self._collector, None
         tasks, self.tasks = self.tasks, None
-        if collector is not None:
-            await collector.close()
-        if tasks is not None:
-            tasks.close()
+        try:
+            if collector is not None:
+                await collector.close()
+        finally:
+            if tasks is not None:
+                tasks.close()
 
     def _observe(self, cascade: Cascade, completion: dict[str, Any] | None) -> None:
         from .feedback.comparable_answer import cloud_comparable_answer

@@ -22,7 +22,7 @@ from ...protocol.sampling import SamplingParams
 from ...text.templates.reasoning import ReasoningStyle
 from ...text.tool_stream import AnswerParser, AnswerSyntax, OfferedTools
 from ..accounting.request_record import RequestRecord
-from ..conversations import Conversation
+from ..conversations import ConversationDigests
 from ..gates.answer_faults import fault_of
 from ..gates.exploration import by_confidence
 from ..gates.gates import GateDecision, Gates, NoPolicyGates, check_quality
@@ -84,7 +84,7 @@ class Cascade:
         self.record = record
         self.ruling = Ruling(local=False, cloud=False, reason="")
         self._gates = router_state.tiers.gates
-        self._conversation: Conversation | None = None
+        self._conversation: ConversationDigests | None = None
         self._task_gates: TaskGates | None = None  # gates that the request's task prescribes
         self._plan = DeadlinePlan("both")
         self._answer: LocalAnswer | None = None
@@ -134,7 +134,7 @@ class Cascade:
     async def _rules(self) -> State:
         await self._check_targets()
         if self.job.chat is not None and self.tiers.local is not None and self.tiers.cloud is not None:
-            self._conversation = await self.read(lambda: Conversation(self.job.body, self.record.caller))
+            self._conversation = await self.read(lambda: ConversationDigests(self.job.body, self.record.caller))
         self.ruling = await self.escalation.ruling()
         self.decide(GateDecision(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:

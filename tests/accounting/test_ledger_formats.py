@@ -88,7 +88,7 @@ FACTS: tuple[dict[str, Any], ...] = (
         **{"draft_accepted": 7, "cost_usd": 0.5, "saved_usd": 0.25, "latency_ms": 9.0, "status": 200},
         **{"cached_tokens": 0, "key": "", "cloud_model": "", "failure": "", "decisions": "[]"},
         **{"local_prompt_tokens": 0, "cloud_prompt_tokens": 0, "local_ms": 0.0, "cloud_ms": 0.0},
-        **{"user": "", "feedback": 0},
+        **{"user": "", "feedback": 0, "task": ""},
     },
     {
         **{"key": "k", "cloud_model": "big", "failure": "f", "decisions": "[1]", "local_prompt_tokens": 11},

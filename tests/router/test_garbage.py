@@ -104,7 +104,9 @@ def test_answers_with_content_are_not_garbage(
     async def test() -> None:
         cloud.says = (200, whole(message))
         async with bench(ExplorationGates(ScriptedGates(after=True))) as b:
-            b.router._learner = ExperienceCollector(ExperienceStore(tmp_path / "experience.sqlite3"), "pair")
+            b.router._learning._collector = ExperienceCollector(
+                ExperienceStore(tmp_path / "experience.sqlite3"), "pair"
+            )
             answer = await b.answer()
             assert (answer["choices"][0]["message"], answer["updraft"]["route"]) == (message, "escalated")
         assert [row.status for row in b.rows()] == [200]
@@ -156,7 +158,7 @@ def test_learning_harms_no_answer(bench: Any) -> None:
 
     async def test() -> None:
         async with bench(ScriptedGates(after=True)) as b:
-            b.router._learner = Broken()
+            b.router._learning._collector = Broken()
             assert (await b.answer())["updraft"]["route"] == "escalated"
         assert [row.status for row in b.rows()] == [200]
 
@@ -171,7 +173,7 @@ def test_closing_closes_everything_whatever_fails(bench: Any) -> None:
     async def test() -> None:
         async with bench() as b:
             await b.answer()
-            b.router._learner = Broken()
+            b.router._learning._collector = Broken()
             with pytest.raises(RuntimeError, match="no more"):
                 await b.router.close()
             assert b.local.closed
