@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -115,6 +114,8 @@ def feedback(
 
 
 def _noted_in_ledger(path: Path | None, request_id: str, *, up: bool) -> bool:
+    import asyncio
+
     from ..router.accounting.ledger import Ledger, collect_rows
 
     if path is None or not has_file(path):

@@ -96,9 +96,11 @@ def shown(path: Path) -> str:
 def modules() -> dict[str, Path]:
     """Map each module's name, without the leading `updraft`, to its file."""
     files: dict[str, Path] = {}
-    for path in ROOT.rglob("*.py"):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        if not parts[0].startswith(".") and parts[0] not in ("tests", "build", "dist", "out"):
+    for top in ROOT.iterdir():
+        if top.name.startswith(".") or top.name in ("tests", "build", "dist", "out"):
+            continue
+        for path in [top] if top.suffix == ".py" else top.rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
             files[".".join(part for part in parts if part != "__init__")] = path
     return files
 

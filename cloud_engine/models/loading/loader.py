@@ -152,7 +152,7 @@ def _read(
 ) -> Tensor:
     """Read a whole parameter like `meta`. `stored` returns the view of it that the `parts` of the checkpoint fill."""
     rows = _rows(checkpoint, parts, tuple(stored(meta).shape))
-    weight = torch.empty_like(meta, device=device)
+    weight = torch.empty(meta.shape, dtype=meta.dtype, device=device)
     for part, piece in zip(parts, stored(weight).split(rows), strict=True):
         checkpoint.copy_into(part, piece)
     return weight

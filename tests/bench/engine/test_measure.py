@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from updraft.bench.engine.ceilings import matmul_flops, memory_bandwidth
 from updraft.bench.engine.driving import engine_config, make_engine
 from updraft.bench.engine.host import scheduler_microseconds
 from updraft.bench.engine.measure import CB_SETTINGS, GROUPS, EngineBenchOptions, measure
+from updraft.bench.engine.ranks import rank_figures
 from updraft.bench.engine.scheduling import step_rows
 from updraft.bench.engine.shapes import SHAPES, random_model, shape_config
 from updraft.bench.engine.speculation import draft_of
@@ -65,6 +67,8 @@ MORE = {
 @pytest.fixture
 def little(monkeypatch: pytest.MonkeyPatch) -> Workload:
     monkeypatch.setattr(engine_speed, "_PREFIX_S", 0)
+    monkeypatch.setattr(engine, "prefix_figures", partial(engine_speed.prefix_figures, pairs=1))
+    monkeypatch.setattr(engine, "rank_figures", partial(rank_figures, rounds=1))
     monkeypatch.setattr(engine_speed, "memory_bandwidth", lambda device: memory_bandwidth(device, 2**24))
     monkeypatch.setattr(engine_speed, "matmul_flops", lambda weight: matmul_flops(weight, 256))
     monkeypatch.setattr(invariance, "_ROUNDS", 1)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import pytest
+from updraft.classifier.calibration.rows import CalibrationRows
 from updraft.classifier.calibration.threshold_path import escalated
 from updraft.classifier.evaluation.metrics import ece
 from updraft.classifier.evaluation.single_signals import SINGLE_SIGNALS
@@ -36,6 +37,11 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 @pytest.fixture(scope="module")
 def policy(trained: Trained) -> Policy:
     return Policy.load(trained.folder)
+
+
+@pytest.fixture(scope="module")
+def judged(policy: Policy, held_out: list[GradedRow]) -> CalibrationRows:
+    return policy_probabilities(policy, held_out)
 
 
 def test_every_gate_declares_the_blocks_that_its_rows_have(policy: Policy) -> None:
@@ -76,11 +82,15 @@ def test_graphs_agree_with_python_far_outside_the_training_range_too(trained: Tr
 
 
 def test_the_gates_beat_token_confidence_on_known_and_on_unseen_kinds(
-    trained: Trained, policy: Policy, calibration: list[GradedRow], held_out: list[GradedRow]
+    trained: Trained,
+    policy: Policy,
+    calibration: list[GradedRow],
+    held_out: list[GradedRow],
+    judged: CalibrationRows,
 ) -> None:
     left_out = [leave_out(trained.fitted, trained.material, calibration, held_out, by) for by in ("kind", "family")]
     point = policy.operating_point(Target("quality", 0.98))
-    report = evaluate(policy_probabilities(policy, held_out), held_out, [point], left_out)
+    report = evaluate(judged, held_out, [point], left_out)
     gate3 = report.gates["gate3"]
     assert gate3.auroc_wrong >= 0.88
     assert gate3.auroc_wrong > report.single_signals[report.best_single_signal] + 0.05
@@ -116,8 +126,7 @@ def test_decisions_are_the_same_from_many_threads(policy: Policy, held_out: list
 
 
 @pytest.mark.parametrize("share", [0.15, 0.2, 0.25, 0.3, 0.4])
-def test_a_limit_on_the_share_is_kept_and_used(policy: Policy, held_out: list[GradedRow], share: float) -> None:
-    judged = policy_probabilities(policy, held_out)
+def test_a_limit_on_the_share_is_kept_and_used(policy: Policy, judged: CalibrationRows, share: float) -> None:
     up = escalated(judged, policy.thresholds_for(Target("cloud_share", share)))
     assert share - 0.08 <= up.mean() <= share + 0.03
 

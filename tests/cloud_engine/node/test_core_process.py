@@ -143,7 +143,7 @@ def test_a_slow_prompt_is_left_as_fast(started: Start, tmp_path_factory: pytest.
     with started("--model", str(folder), "--max-step-ms", "100") as node:
         assert node.post(model="slow", prompt="x" * 300, max_tokens=1).status_code == 200  # it learns its pace
         began = time.monotonic()
-        assert node.post(model="slow", prompt=(f"{began}" * 300)[:4000], max_tokens=1).status_code == 200
+        assert node.post(model="slow", prompt=(f"{began}" * 300)[:1500], max_tokens=1).status_code == 200
         whole_s = time.monotonic() - began
         left_s: list[float] = []
         for _ in range(5):  # others may have the processor once or twice
@@ -151,7 +151,7 @@ def test_a_slow_prompt_is_left_as_fast(started: Start, tmp_path_factory: pytest.
             with leaving_client(node, {"model": "slow", "prompt": prompt[:4000], "max_tokens": 10}):
                 wait_for(lambda: node.metric("running") == 1)
             left_s.append(wait_for(lambda: node.metric("running") == 0))
-    assert statistics.median(left_s) < whole_s / 10  # a step of the whole budget takes about an eighth
+    assert statistics.median(left_s) < whole_s / 10  # a step of the whole budget takes about a third
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,12 @@ class Machine:
     table: dict[tuple[int, int], float]
     pass_s: float
 
+    @cached_property
+    def truth(self) -> CostTable:
+        return CostTable(self.table)
+
     def target_s(self, sequences: int, drafts: int) -> float:
-        truth = CostTable(self.table)
-        return truth.base_s(sequences) + float(truth.extra_s(sequences, np.array([float(drafts)]))[0])
+        return self.truth.base_s(sequences) + float(self.truth.extra_s(sequences, np.array([float(drafts)]))[0])
 
     def draft_s(self, drafting: int, passes: int, lag: int) -> float:
         return passes * self.pass_s * (1 + 0.02 * drafting) + CATCH_UP_S * lag

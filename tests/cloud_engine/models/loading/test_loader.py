@@ -108,6 +108,7 @@ Path("/proc/self/clear_refs").write_text("5")
 model = load_model(Path(sys.argv[2]), dtype=torch.bfloat16)
 weights = sum(tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
 loaded = (memory("VmHWM") - before) / weights
+assert "sympy" not in sys.modules, "torch imports it for meta kernels, in half a second of each start"
 engine = Engine(ServedModel(model), EngineConfig(num_gpu_blocks_override=16))
 if isinstance(model.lm_head, OneDnnLinear) and model.config.tie_word_embeddings:
     weights += model.embed_tokens.weight.nbytes  # oneDNN's form cannot be looked up in: the plain one stays
