@@ -134,7 +134,8 @@ class Cascade:
     async def _rules(self) -> State:
         await self._check_targets()
         if self.job.chat is not None and self.tiers.local is not None and self.tiers.cloud is not None:
-            self._conversation = await self.read(lambda: ConversationDigests(self.job.body, self.record.caller))
+            body, caller = self.job.body, self.record.caller
+            self._conversation = await self.read(lambda: ConversationDigests(body, caller))
         self.ruling = await self.escalation.ruling()
         self.decide(GateDecision(0, escalate=not self.ruling.local, reason=self.ruling.reason))
         if not self.ruling.local:

@@ -165,7 +165,27 @@ def test_every_older_ledger_is_read_as_it_is_and_migrated_without_loss(path: Pat
     Ledger(path.with_name("new.sqlite3")).close()
     schema = "SELECT name, sql FROM sqlite_schema WHERE tbl_name = 'requests' ORDER BY name"
     assert selected(path, schema) == selected(path.with_name("new.sqlite3"), schema)
-    assert selected(path, "PRAGMA user_version") == [(6,)]
+    assert selected(path, "PRAGMA user_version") == [(7,)]
+
+
+def test_a_ledger_without_tasks_gets_the_column(path: Path) -> None:
+    """Format 6, and a row that its process left."""
+    names = tuple(name for name in REQUESTS.columns if name != "task")
+    values = tuple(ROUTER_FACTS[name] for name in names)
+    with closing(Ledger(path)) as ledger, ledger.transaction() as connection:
+        connection.execute("ALTER TABLE requests DROP COLUMN task")
+        connection.execute(f"INSERT INTO requests ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})", values)
+        connection.execute("PRAGMA user_version = 6")
+    folder = path.with_name(f"{path.name}.workers")
+    folder.mkdir(exist_ok=True)
+    with closing(IntentFile(folder / "intents-3", REQUESTS.places, REQUESTS.place_bytes)) as left:
+        left.add(json.dumps([6, ("left", *values[1:])]).encode())
+    with closing(SqliteStore(path, REQUESTS)) as store:
+        for rows in store.orphaned_rows():
+            store.write([], rows)
+    with closing(Ledger(path)) as ledger:
+        rows = {row.id: asdict(row) for row in ledger.rows()}
+    assert rows == {"a": ROUTER_FACTS, "left": {**ROUTER_FACTS, "id": "left"}}
 
 
 def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

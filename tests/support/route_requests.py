@@ -144,7 +144,7 @@ OF_THIS_MACHINE = frozenset(
         *("/v1/chat/completions/{completion}", "/v1/responses/{response}/cancel", "/v1/files", "/v1/batches"),
         *("/v1/batches/{batch}/cancel", "/api/show", "/updraft/requests/{id}/feedback", "/updraft/trace"),
         *("/updraft/models/pull", "/api/pull", "/updraft/models/memory", "/updraft/markdown"),
-        *("/v1/responses/input_tokens", "/updraft/target", "/v1/messages/batches"),
+        *("/v1/responses/input_tokens", "/updraft/target", "/updraft/tasks/{task}", "/v1/messages/batches"),
         *("/v1/messages/batches/{batch}/cancel", "/v1/conversations", "/v1/conversations/{conversation}"),
         "/v1/conversations/{conversation}/items",
     )

@@ -73,7 +73,7 @@ def test_totals(path: Path) -> None:
     add_row(ledger, replace(ROW, local_prompt_tokens=3))
     escalated = replace(ROW, id="b", started_at=90_000.0, route="escalated", tier="cloud", cloud_model="big", key="k")
     add_row(ledger, replace(escalated, cloud_tokens=7, cloud_prompt_tokens=5, cost_usd=0.002, saved_usd=-0.001))
-    add_row(ledger, replace(escalated, id="c", route="fallback", tier="local", saved_usd=0.0))
+    add_row(ledger, replace(escalated, id="c", route="fallback", tier="local", saved_usd=0.0, task="sums"))
     add_row(
         ledger,
         replace(ROW, id="d", started_at=6.0, route="none", tier="none", status=502, local_tokens=0, saved_usd=0.0),
@@ -89,6 +89,7 @@ def test_totals(path: Path) -> None:
         "model": {"big": 2, "local": 1, "none": 1},
         "tier": {"cloud": 1, "local": 2, "none": 1},
         "key": {"": 2, "k": 2},
+        "task": {"": 3, "sums": 1},
     }
     ledger.close()
 
