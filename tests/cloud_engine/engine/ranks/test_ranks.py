@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import tokenizers
+from decoder_reference import SHAPES, VOCABULARY, random_tokens, reference_model
 from updraft.cloud_engine.engine.config import EngineConfig
 from updraft.cloud_engine.engine.process import core_process, engine_process
 from updraft.cloud_engine.engine.process.engine_process import EngineProcess
@@ -65,7 +67,9 @@ def leader() -> psutil.Process:
     return parent
 
 
-def serve(config: EngineConfig, scenario: Scenario, *, draft: bool = False, restart: bool = False) -> None:
+def serve(
+    config: EngineConfig, scenario: Scenario, *, model: Path | None = None, draft: bool = False, restart: bool = False
+) -> None:
     async def main(engine: EngineProcess) -> None:
         await engine.start()
         try:
@@ -73,7 +77,9 @@ def serve(config: EngineConfig, scenario: Scenario, *, draft: bool = False, rest
         finally:
             await engine.close()
 
-    load = Load(str(pocket.pocket_large_folder()), str(pocket.pocket_small_folder()) if draft else None, config)
+    load = Load(
+        str(model or pocket.pocket_large_folder()), str(pocket.pocket_small_folder()) if draft else None, config
+    )
     with EngineProcess(load, restart=restart) as engine:
         engine.wait_ready()
         asyncio.run(main(engine))
@@ -149,6 +155,50 @@ def test_ranks_answer_as_one_process(tensor: int, stages: int, draft: bool, monk
             assert_same(two[name][index], expected)
 
 
+def write_random(family: str, folder: Path) -> None:
+    """Write a random model of a family, with a token for each of its first bytes."""
+    architecture, options = SHAPES[family]
+    reference_model(architecture, **options).save_pretrained(folder)
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())[:VOCABULARY]
+    tokens_by_text = {each: at for at, each in enumerate(alphabet)}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=tokens_by_text, merges=[]))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    library.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", SHAPES)
+def test_every_family_answers_on_ranks_as_in_one_process(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With cached prefixes, predictions and preemption."""
+    monkeypatch.setattr(core_process, "python_command", lambda *words: python_command("-c", EAGER_CORE, words[-1]))
+    prompt = random_tokens(40)
+    greedy = SamplingParams(temperature=0.0, max_tokens=60, logprobs=2, ignore_eos=True)
+    results: list[dict[str, list[TokenOutput]]] = []
+
+    async def scenario(engine: EngineProcess) -> None:
+        batch = [
+            GenerationRequest("plain", prompt, greedy),
+            GenerationRequest("same prefix", [*prompt, *random_tokens(9, 1)], greedy),
+            GenerationRequest("predicted", prompt, greedy, draft_ids=random_tokens(12, 2)),
+            GenerationRequest("penalised", prompt, replace(greedy, frequency_penalty=0.7, presence_penalty=0.3)),
+            GenerationRequest("other", random_tokens(60, 3), greedy),
+        ]
+        together = await asyncio.gather(*(answers(engine, request) for request in batch))
+        results.append({request.request_id: each[0] for request, each in zip(batch, together, strict=True)})
+        assert engine.stats().preemptions > 0
+
+    small = replace(ONE, num_gpu_blocks_override=20)
+    with tempfile.TemporaryDirectory() as folder:
+        write_random(family, Path(folder))
+        for config in (small, replace(small, tensor_parallel=2), replace(small, pipeline_parallel=2)):
+            serve(config, scenario, model=Path(folder))
+    one, *others = results
+    for other in others:
+        for name, expected in one.items():
+            assert_same(other[name], expected)
+
+
 def assert_same(ours: Sequence[TokenOutput], expected: Sequence[TokenOutput]) -> None:
     """Greedy tokens are equal while the best two differ clearly, and log-probabilities of equal tokens are close."""
     assert [output.finish_reason for output in ours][-1:] == [output.finish_reason for output in expected][-1:]
@@ -175,6 +225,7 @@ def flat(outputs: Sequence[TokenOutput]) -> list[tuple[int, float]]:
         (follower, TWO),
         pytest.param(leader, TWO, marks=pytest.mark.soak),
         pytest.param(follower, STAGES, marks=pytest.mark.soak),
+        pytest.param(leader, STAGES, marks=pytest.mark.soak),
     ],
 )
 def test_a_killed_rank_costs_no_request(
@@ -212,15 +263,17 @@ def test_without_restart_requests_fail_with_the_cause() -> None:
 
 
 @pytest.mark.soak  # a collective waits for a minute
-def test_a_stopped_rank_breaks_the_group_in_time() -> None:
+@pytest.mark.parametrize("config", [TWO, STAGES], ids=["tensor", "pipeline"])
+@pytest.mark.parametrize("victim", [follower, leader])
+def test_a_stopped_rank_breaks_the_group_in_time(victim: Callable[[], psutil.Process], config: EngineConfig) -> None:
     async def scenario(engine: EngineProcess) -> None:
         request = GenerationRequest("long", [5], SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True))
-        follower().send_signal(signal.SIGSTOP)
+        victim().send_signal(signal.SIGSTOP)
         answer = await answers(engine, request)
         assert len(tokens(answer[0])) == 150
         assert engine.stats().restarts == 1
 
-    serve(TWO, scenario, restart=True)
+    serve(config, scenario, restart=True)
 
 
 def test_a_sleeping_group_wakes_up() -> None:
