@@ -1,4 +1,4 @@
-"""`updraft tasks`: the tasks that the router has task_reports, their evidence, and their tiers."""
+"""`updraft tasks`: the tasks that the router has found, their evidence, and their tiers."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def list_tasks(ledger: LedgerPath = None, as_json: json_output.Flag = False) -> 
       updraft tasks list --json
     """
     from ..router.settings_sources import load_config
-    from ..router.tasks.book import TASK_QUALITY
-    from ..router.tasks.report import reports
+    from ..router.tasks.report import stored_reports
+    from ..router.tasks.rules import TASK_QUALITY
 
     config = load_config()
     quality = TASK_QUALITY if config.quality is None else config.quality
@@ -61,7 +61,7 @@ def list_tasks(ledger: LedgerPath = None, as_json: json_output.Flag = False) -> 
         with open_ledger(ledger) as opened:
             totals = {total.group: total for total in opened.totals("task")}
     with _store() as store:
-        task_reports = reports(store, quality, totals)
+        task_reports = stored_reports(store, quality, totals)
     if as_json:
         json_output.show(msgspec.to_builtins(task_reports))
         return
@@ -109,6 +109,9 @@ def show(
     Example
       updraft tasks show invoices -n 50
     """
+    from rich.markup import escape
+
+    from ..router.accounting.explanation import printable
     from .shared.console import Console
     from .shared.tables import columns
     from .shared.tables import number as shown
@@ -123,7 +126,7 @@ def show(
     table = columns("request", "device", "cloud", "grader", "fault", right=("device", "cloud"), fold=True)
     for each in samples:
         scores = shown(each.local, ".2f"), shown(each.cloud, ".2f")
-        table.add_row(each.request, *scores, each.grader or "none", each.fault)
+        table.add_row(each.request, *scores, each.grader or "none", escape(printable(each.fault)))
     Console(highlight=False).print(table)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -31,7 +31,7 @@ class ConversationDigests:
         for at, message in enumerate(messages):
             if answers and at == answers[-1]:
                 self.before = digest.digest()
-            digest.update(msgspec.json.encode(message))
+            digest.update(msgspec.json.encode(_without_hints(message)))
         self.now = digest.digest()
 
 
@@ -46,6 +46,13 @@ class ConversationTiers:
         return None if conversation.before is None else self._tiers.get(conversation.before)
 
     def answered(self, conversation: ConversationDigests, tier: Tier) -> None:
-        """Note the tier of an answer. The cloud's remains, for example if the request is repeated."""
-        if self._tiers.get(conversation.now) != "cloud":
-            self._tiers.put(conversation.now, tier)
+        """Note the tier of the newest answer to these messages."""
+        self._tiers.put(conversation.now, tier)
+
+
+def _without_hints(value: Any) -> Any:
+    """Return a message without `cache_control`, which agents move from message to message."""
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value).items()
+        return {name: _without_hints(inner) for name, inner in fields if name != "cache_control"}
+    return [_without_hints(inner) for inner in cast("list[Any]", value)] if isinstance(value, list) else value

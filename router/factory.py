@@ -325,7 +325,8 @@ def load_tasks(config: RouterConfig, tiers: Tiers) -> TaskBook | None:
     """Return the tasks of the running pair; None without the setting `learn`, or without both tiers. Blocks."""
     if config.learn is None or tiers.local is None or tiers.cloud is None:
         return None
-    from .tasks.book import EXPLORATION, TASK_QUALITY, LearningRules, TaskBook
+    from .tasks.book import TaskBook
+    from .tasks.rules import EXPLORATION, TASK_QUALITY, LearningRules
     from .tasks.store import TaskStore
 
     pair = pair_name(_pair(config, tiers.local.model_id))

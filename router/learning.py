@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.dialects.chat_chunks import ChatChunks
-from ..protocol.errors import UpdraftError
+from ..protocol.errors import OverloadedError, UpdraftError
 from ..protocol.http import sse
 from ..protocol.http.lenient_json import json_of, objects_of, table
 from ..protocol.http.prometheus import Metric
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("updraft.router")
 #: Maximum seconds to wait for shadows at the end, so that short scripts teach their tasks, too.
 CLOSE_S = 5.0
-_MAX_FAULT = 200  # characters of an error in the evidence
+_SHADOW_S = 300.0  # maximum duration of a shadow, in seconds
+_MAX_FAULT = 200  # characters of a fault in the evidence
 
 
 class Learning:
@@ -47,15 +50,26 @@ class Learning:
         self._collector: ExperienceCollector | None = None
         self._cloud_model = ""
         self._answered: set[str] = set()  # sampled requests that wait only for the device
-        self._running: set[asyncio.Task[None]] = set()
+        #: Running shadows.
+        self.shadows: set[asyncio.Task[None]] = set()
         self._place = asyncio.Semaphore(1)  # shadows run one after the other, so that the device stays free for users
 
     async def open(self, config: RouterConfig, tiers: Tiers) -> None:
         """Open the files that the settings name, and replay the evidence of tasks, if both tiers are loaded."""
         self._collector, self._cloud_model = load_learner(config, tiers), config.cloud_model
-        if self.tasks is None and (book := await asyncio.to_thread(load_tasks, config, tiers)) is not None:
+        await self.open_tasks(config, tiers)
+
+    async def open_tasks(self, config: RouterConfig, tiers: Tiers) -> None:
+        """Replay the evidence of tasks by the rules in `config`, unless they are in force already."""
+        book = await asyncio.to_thread(load_tasks, config, tiers)
+        before = self.tasks
+        if book is not None and before is not None and book.rules == before.rules:
+            book.close()
+        elif book is not None:
             await book.refresh()
             self.tasks = book
+            if before is not None:
+                before.close()
 
     @property
     def keeps_experience(self) -> bool:
@@ -86,16 +100,17 @@ class Learning:
 
     async def idle(self) -> None:
         """Wait until all shadows have ended."""
-        while self._running:
-            await asyncio.wait(self._running)
+        while self.shadows:
+            await asyncio.wait(self.shadows)
 
     async def close(self) -> None:
-        """Store what was learned. Shadows that take more than `CLOSE_S` are stopped and forgotten. Idempotent."""
-        if self._running:
-            await asyncio.wait(self._running, timeout=CLOSE_S)
-        for shadow in self._running:
+        """Store what was learned. A shadow that takes more than `CLOSE_S` is stopped, and counts against the device: to
+        forget it would spare slow answers. Shadows that have not begun are forgotten. Idempotent."""
+        if self.shadows:
+            await asyncio.wait(self.shadows, timeout=CLOSE_S)
+        for shadow in self.shadows:
             shadow.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*self.shadows, return_exceptions=True)
         collector, self._collector = self._collector, None
         tasks, self.tasks = self.tasks, None
         try:
@@ -137,8 +152,8 @@ class Learning:
             return
         self._answered.add(request)
         shadow = asyncio.create_task(self._shadow(tasks, cascade, cloud))
-        self._running.add(shadow)
-        shadow.add_done_callback(self._running.discard)
+        self.shadows.add(shadow)
+        shadow.add_done_callback(self.shadows.discard)
 
     async def _assembled(self, cascade: Cascade, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         parser, chunks = sse.EventParser(), ChatChunks()
@@ -156,15 +171,22 @@ class Learning:
 
         request = cascade.record.request_id
         try:
-            async with self._place:
+            async with self._place, asyncio.timeout(_SHADOW_S):
+                tasks.begun(request)
                 grade = await _graded(cascade, cloud)
+        except TimeoutError:
+            grade = Grade(0.0, 1.0, "agreement", fault=f"the device took over {_SHADOW_S:.0f} s")
         except UpdraftError as error:  # such as a prompt that is too long for the device
-            grade = Grade(0.0, 1.0, "agreement", fault=f"the device failed: {error.message}"[:_MAX_FAULT])
+            if isinstance(error, OverloadedError) or not threading.main_thread().is_alive():
+                self._answered.discard(request)
+                tasks.drop(request)  # the device is too busy, or the interpreter exits and has closed it
+                return
+            grade = Grade(0.0, 1.0, "agreement", fault=f"the device failed: {error.message}")
         except Exception:
             log.exception("cannot compare the answers to request %s", request)
             grade = Grade(None, None, "")
         self._answered.discard(request)
-        await tasks.grade(request, grade)
+        await tasks.grade(request, replace(grade, fault=grade.fault[:_MAX_FAULT]))
 
 
 async def _graded(answered: Cascade, cloud: ComparableAnswer) -> Grade:
@@ -186,5 +208,5 @@ async def _graded(answered: Cascade, cloud: ComparableAnswer) -> Grade:
     fault = fault_of(answer, shadow.chat, shadow.tools) or ""
     view = run_view(shadow.chat.messages, answer, answer.signals)
     local = local_comparable_answer(answer, shadow.reader())
-    scores = await asyncio.to_thread(graded, local, cloud)
+    scores = graded(local, cloud)
     return Grade(scores.local, scores.cloud, scores.grader, fault, features_of(view).tobytes())

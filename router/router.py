@@ -221,6 +221,7 @@ class Router:
             gates = await asyncio.to_thread(load_gates_of, config, tiers.local)
             gates.follow(tiers.gates, learns=self._learning.keeps_experience)
             self._tiers = replace(tiers, gates=gates)
+            await self._learning.open_tasks(config, self._tiers)
         self.config, self._privacy = config, privacy
         self._set_budget()
         return changed
@@ -244,12 +245,12 @@ class Router:
                 closing.callback(ledger.close)
             if ledger_writer is not None:
                 closing.push_async_callback(ledger_writer.aclose)
-            closing.push_async_callback(self._learning.close)
             if tiers is not None and tiers.cloud is not None:
                 for tier in (tiers.cloud, *(candidate.tier for candidate in tiers.middle_tiers)):
                     closing.push_async_callback(tier.aclose)
             if tiers is not None and tiers.local is not None:
                 closing.push_async_callback(tiers.local.aclose)
+            closing.push_async_callback(self._learning.close)  # first, because shadows use the device
 
     def health(self) -> UpdraftError | None:
         """Return why no tier can answer, or None if a tier can answer. Call after `start()`."""
@@ -461,6 +462,11 @@ class Router:
             self._write(record, status)
             if isinstance(call, Cascade):
                 self._learning.ended(call, None, status)
+
+    @property
+    def shadows(self) -> set[asyncio.Task[None]]:
+        """Running comparisons of both tiers, which `close()` ends."""
+        return self._learning.shadows
 
     @property
     def tasks(self) -> TaskBook | None:

@@ -126,7 +126,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _shut_down(endpoints: Endpoints) -> None:
-    pending = asyncio.all_tasks() - {asyncio.current_task()}
+    pending = asyncio.all_tasks() - {asyncio.current_task()} - endpoints.router.shadows
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)

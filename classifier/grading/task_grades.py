@@ -1,6 +1,7 @@
 """Grades of sampled requests by the nature of the cloud's answer: fields of JSON, tool calls, or short answers.
 
-Free text is not graded: two right answers share too few words, and two wrong ones too many, to prove anything.
+Free text is not graded: two right answers share too few words, and two wrong ones too many, to prove anything. Nor is
+an answer that the cloud refused or cut off, since nobody knows a better one.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class TaskScores:
 
 def graded(local: ComparableAnswer, cloud: ComparableAnswer) -> TaskScores:
     """Grade two answers to one request. The cloud's answer counts as right if it is usable (see `agreement`)."""
-    if is_free_text(local, cloud):
+    if not cloud.stands or is_free_text(local, cloud):
         return TaskScores(None, None, "")
     answers = parsed_json(local.text), parsed_json(cloud.text)
-    if not (local.calls or cloud.calls) and None not in answers and local.stands and cloud.stands:
+    if not (local.calls or cloud.calls) and None not in answers and local.stands:
         return TaskScores(_equal_share(*answers), 1.0, "fields")
     return TaskScores(*grades(local, cloud), "agreement")
 

@@ -38,7 +38,8 @@ from .escalation import CloudReply, CloudStreamReply, Escalation
 _LONG = 2**12  # length of question plus answer, in characters, above which the gates read them in a thread
 _LINE_BEGUN = 16  # number of characters at the end of the answer in which to look for the end of a line
 T = TypeVar("T")
-_AT_ONCE = 8  # answers that the device generates at once, unless the settings say otherwise
+_AT_ONCE = 8  # answers of one request
+_PLACES = 8  # answers that the device generates at once, unless the settings say otherwise
 
 
 class State(StrEnum):
@@ -92,6 +93,7 @@ class Cascade:
         self._reply: Reply | None = None
         self._run: LocalGeneration | None = None
         self._run_began = 0.0
+        self._turns = 1  # runs that the local run waits for, and itself, one after the other
         self.reasoning: ReasoningStyle | None = None  # reasoning style of the local run
         self.escalation = Escalation(job, router_state, record)
         self._steps: dict[State, Callable[[], Awaitable[State]]] = {
@@ -146,9 +148,8 @@ class Cascade:
         if (decision := await self._of_task() or self._of_conversation()) is not None:
             self.decide(decision)
             return State.CLOUD
-        if (
-            self._plan.tiers == "both" and self._task_gates is None
-        ):  # `begin` may sample the request, which then needs time for both tiers
+        # `begin` may sample the request, which then needs time for both tiers.
+        if self._plan.tiers == "both" and self._task_gates is None:
             self._gates = self.gates.begin()
         messages, quality = self.chat.messages, self.job.quality
         decision = await self.read(lambda: self.gates.judge(1, messages, LocalAnswer(), quality))
@@ -183,7 +184,7 @@ class Cascade:
             if self.escalation.has_won and run.answer.finish_reason is None:
                 self.decide(GateDecision(1, escalate=True, reason="raced: the cloud answered first"))
                 return State.CLOUD
-            self.router_state.latency.observe("local", time.monotonic() - self._run_began)
+            self.router_state.latency.observe("local", (time.monotonic() - self._run_began) / self._turns)
         except UpdraftError as error:  # the prompt is too long, the chat template refuses it, or the engine failed
             await self.stop_local()
             if not (self.ruling.cloud or (self._plan.tiers in ("one", "local") and self._failure is None)):
@@ -302,6 +303,7 @@ class Cascade:
     async def _started(self, start: Awaitable[LocalGeneration]) -> LocalGeneration:
         """Return the started local run, which counts as a load of the device until `stop_local()`."""
         latency = self.router_state.latency
+        self._turns = latency.turns(self._places)
         latency.on_device += 1
         try:
             self._run = await start
@@ -387,8 +389,11 @@ class Cascade:
         book, job, record = self.router_state.tasks, self.job, self.record
         if book is None or job.requested_tier != "auto" or (job.quality or job.confidence) is not None:
             return None
-        shape = await self.read(lambda: book.shapes.of(job.body, record.model, job.task_header))
-        turn = book.turn(shape, counts=self.router_state.is_observed)
+        shapes, key, header = book.shapes, record.caller.key, job.task_header
+        shape = await self.read(lambda: shapes.of(job.body, record.model, key, header))
+        if shape is None or self._conversation is None:
+            return None
+        turn = book.turn(shape, self._conversation.now, counts=self.router_state.is_observed)
         record.task = turn.task
         if turn.is_sampled:
             book.begin(turn, record.request_id)
@@ -399,8 +404,8 @@ class Cascade:
 
     def _of_conversation(self) -> GateDecision | None:
         """Return the decision for the cloud if it has answered earlier in this conversation, else None."""
-        conversation = self._conversation
-        if conversation is None or self.router_state.conversations.earlier(conversation) != "cloud":
+        conversation, pinned = self._conversation, self._task_gates is not None and self._task_gates.is_pin
+        if conversation is None or pinned or self.router_state.conversations.earlier(conversation) != "cloud":
             return None
         return GateDecision(0, escalate=True, reason="the cloud answered earlier in this conversation")
 
@@ -420,10 +425,15 @@ class Cascade:
         if job.quality is not None and missing is None:
             check_quality(self._gates or NoPolicyGates(), job.quality)
 
+    @property
+    def _places(self) -> int:
+        """Number of answers that the device generates at once."""
+        return self.router_state.config.local_options.max_num_seqs or _PLACES
+
     def _plan_for_deadline(self) -> State:
         """Choose one tier if the deadline leaves no time for both in sequence."""
         latency, work = self.router_state.latency, work_of(self.job.body)
-        local_s = latency.local_s(self.router_state.config.local_options.max_num_seqs or _AT_ONCE)
+        local_s = latency.local_s(self._places)
         self._plan = plan(self.job.remaining_s, local_s, latency.expected_s(work))
         tiers, reason = self._plan.tiers, self._plan.reason
         self.record.time_dependent |= tiers != "both"

@@ -170,7 +170,11 @@ class LatencyEstimates:
         """Return the expected duration of a further local run, if the device generates `at_once` answers at once. The
         runs that wait for a place take as long as a recent run each time that all places are filled."""
         seconds = self.expected_s("local")
-        return None if seconds is None else seconds * (1 + self.on_device // at_once)
+        return None if seconds is None else seconds * self.turns(at_once)
+
+    def turns(self, at_once: int) -> int:
+        """Return how many local runs a further one takes part in or waits for, one after the other."""
+        return 1 + self.on_device // at_once
 
     def expected_s(self, work: str) -> float | None:
         """Return the 90th percentile of the recent durations of `work`, or None before the first measurement."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import sqlite3
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ...classifier.licences.answer_policies import AnsweredRequest, AnswerLearner, new_learner
 from ...classifier.licences.task_learner import Licence
 from ...protocol.http.prometheus import Metric
+from ...protocol.safety.bounded_cache import BoundedCache
 from .identity import TaskShape, TaskShapes
+from .rules import LearningRules
 from .store import Grade, Pin, StoredTask, TaskStore
 
 if TYPE_CHECKING:
@@ -24,31 +24,14 @@ if TYPE_CHECKING:
     from .report import TaskReport
 
 log = logging.getLogger("updraft.router")
-#: Quality that tasks keep if the settings state none.
-TASK_QUALITY = 0.95
-#: Smallest share of a licensed task's requests that is sampled, to notice that the licence no longer holds.
-EXPLORATION = 0.05
 #: Maximum number of tasks. Requests of further tasks are not sampled, so that invented names cannot fill the memory.
 MAX_TASKS = 10_000
 #: Maximum number of sampled requests that wait for their grades. Further requests are not sampled.
-MAX_WAITING = 8
+MAX_WAITING = 64
+#: Number of recent requests that are recognised when they are sent again.
+_RECENT = 1_000
 #: Minimum seconds between looks, which requests trigger, for changes by other processes, such as `updraft tasks pin`.
 REFRESH_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class LearningRules:
-    """Settings of the tasks of one pair of models."""
-
-    # Name of the pair, whose evidence counts.
-    pair: str
-    quality: float = TASK_QUALITY
-    # Smallest share of requests to sample.
-    exploration: float = EXPLORATION
-    # Whether a calibrated policy or threshold decides on tasks without a licence; else the cloud answers all of them.
-    has_gates: bool = False
-    # Whether to store the beginning of system prompts.
-    keep_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +81,16 @@ class TaskBook:
     def __init__(self, store: TaskStore, rules: LearningRules, rng: random.Random | None = None) -> None:
         self.shapes = TaskShapes()
         self._store = store
-        self._rules = rules
+        #: Settings by which this book was made.
+        self.rules = rules
         self._rng = rng or random.Random()
         self._seen: set[str] = set()
         self._graded = 0
+        self._is_closed = False
         self._refreshed = time.monotonic()
         self._version = -1  # of the file, as of the last refresh
+        self._recent: BoundedCache[bytes, bool] = BoundedCache(_RECENT)
+        self._begun: set[str] = set()  # waiting requests that the device answers now
         self._waiting: dict[str, TaskTurn] = {}  # sampled requests without a grade, by request id
         # The thread replaces entries of these, and owns `_evidence`.
         self._standings: dict[str, _Standing] = {}
@@ -111,9 +98,10 @@ class TaskBook:
         self._evidence: dict[str, _Evidence] = {}
         self._thread = ThreadPoolExecutor(1, "updraft-tasks")
 
-    def turn(self, shape: TaskShape, *, counts: bool = True) -> TaskTurn:
-        """Return what the task demands of a request. `counts`: whether a user sent the request, so that it may be
-        sampled. It is sampled at random before any gate reads it, so the sampled rows stand for all of the task's.
+    def turn(self, shape: TaskShape, digest: bytes, *, counts: bool = True) -> TaskTurn:
+        """Return what the task demands of a request. `digest`: of its messages, because a request that is sent again
+        counts once. `counts`: whether a user sent the request, so that it may be sampled. It is sampled at random
+        before any gate reads it, so the sampled rows stand for all of the task's.
         """
         own = self._store.id_of(shape)
         is_known = own in self._standings or own in self._joined or own in self._seen
@@ -131,9 +119,12 @@ class TaskBook:
         if standing.pin != "auto":
             return TaskTurn(task, label, is_sampled=False, chance=0.0, pin=standing.pin)
         chance = standing.chance
-        if standing.licence is None and self._rules.has_gates:
-            chance = self._rules.exploration
-        is_sampled = counts and len(self._waiting) < MAX_WAITING and self._rng.random() < chance
+        if standing.licence is None and self.rules.has_gates:
+            chance = self.rules.exploration
+        is_new = counts and self._recent.get(digest) is None
+        is_sampled = is_new and len(self._waiting) < MAX_WAITING and self._rng.random() < chance
+        if counts:
+            self._recent.put(digest, True)
         return TaskTurn(task, label, is_sampled, chance, standing.licence)
 
     def waiting(self, request: str) -> TaskTurn | None:
@@ -143,7 +134,11 @@ class TaskBook:
     def begin(self, turn: TaskTurn, request: str) -> None:
         """Store a sampled request before it is answered."""
         self._waiting[request] = turn
-        self._submit(lambda: self._store.begin(turn.task, self._rules.pair, request))
+        self._submit(lambda: self._store.begin(turn.task, self.rules.pair, request))
+
+    def begun(self, request: str) -> None:
+        """Note that the device answers a waiting request, which can no longer be forgotten."""
+        self._begun.add(request)
 
     def drop(self, *requests: str) -> None:
         """Forget sampled requests that the cloud did not answer."""
@@ -154,11 +149,12 @@ class TaskBook:
     async def grade(self, request: str, grade: Grade) -> None:
         """Store the grade of a waiting request, and let its task's learner see it."""
         turn = self._waiting.pop(request)
+        self._begun.discard(request)
         self._graded += 1
 
         def work() -> None:
             self._store.grade(request, grade)
-            self._read(self._store.task(turn.task))
+            self._read_task(turn.task)
 
         await asyncio.wrap_future(self._submit(work))
 
@@ -172,7 +168,7 @@ class TaskBook:
 
     @property
     def quality(self) -> float:
-        return self._rules.quality
+        return self.rules.quality
 
     async def pin(self, task: str, pin: Pin) -> None:
         """Pin a task to a tier. Raises NotFoundError."""
@@ -188,7 +184,11 @@ class TaskBook:
         """Return a report on each task. `totals`: sums of the ledger by task."""
         from .report import reports
 
-        work = partial(reports, self._store, self._rules.quality, totals)
+        def work() -> list[TaskReport]:
+            self._refresh()
+            learners = {task: each.learner for task, each in self._evidence.items()}
+            return reports(self._store, self.rules, learners, totals)
+
         return await asyncio.wrap_future(self._thread.submit(work))
 
     async def refresh(self) -> None:
@@ -196,25 +196,36 @@ class TaskBook:
         await asyncio.wrap_future(self._submit(self._refresh))
 
     def close(self) -> None:
-        """Forget the waiting requests, finish all writes and close the file. Idempotent."""
-        if self._waiting:
-            self.drop(*list(self._waiting))
+        """Forget the waiting requests that the device has not begun, finish all writes and close the file.
+        Idempotent."""
+        if forgotten := self._waiting.keys() - self._begun:
+            self.drop(*forgotten)
         self._thread.shutdown(wait=True)
+        self._is_closed = True
         self._store.close()
 
     def _submit(self, work: Callable[[], object]) -> Future[None]:
         def safely() -> None:
             try:
                 work()
-            except sqlite3.Error:  # answers do not depend on it
+            except Exception:  # answers do not depend on it
                 log.exception("cannot store or read the evidence of tasks in %s", self._store.path)
 
-        return self._thread.submit(safely)
+        try:
+            return self._thread.submit(safely)
+        except RuntimeError:  # the interpreter exits, or the book is closed
+            if not self._is_closed:
+                safely()
+            done = Future[None]()
+            done.set_result(None)
+            return done
 
     def _begin_task(self, task: str, shape: TaskShape) -> None:
-        self._store.add_task(task, shape, keep_text=self._rules.keep_text)
-        self._read(self._store.task(self._joined.get(task, task)))
-        self._seen.discard(task)  # known from now on
+        try:
+            self._store.add_task(task, shape, keep_text=self.rules.keep_text)
+            self._read_task(task)
+        finally:
+            self._seen.discard(task)  # known from now on, or stored at its next request
 
     def _refresh(self) -> None:
         """Bring the learners of all tasks up to date, if another process has changed the file."""
@@ -225,7 +236,14 @@ class TaskBook:
         for task in stored:
             if not task.joined:
                 self._read(task)
+        for deleted in self._standings.keys() - {task.id for task in stored}:
+            del self._standings[deleted]
+            self._evidence.pop(deleted, None)
         self._version = version
+
+    def _read_task(self, task: str) -> None:
+        if (stored := self._store.by_id(self._joined.get(task, task))) is not None:
+            self._read(stored)
 
     def _read(self, task: StoredTask) -> None:
         if task.joined:  # merged into another task since the last refresh
@@ -233,13 +251,13 @@ class TaskBook:
             return
         evidence = self._evidence.get(task.id)
         if evidence is None or evidence.changes != task.changes:
-            evidence = self._evidence[task.id] = _Evidence(new_learner(self._rules.quality), changes=task.changes)
+            evidence = self._evidence[task.id] = _Evidence(new_learner(self.rules.quality), changes=task.changes)
         learner = evidence.learner
-        for sample in self._store.samples(task.id, self._rules.pair, evidence.seq):
+        for sample in self._store.samples(task.id, self.rules.pair, evidence.seq):
             learner.observe(sample.row)
             evidence.seq = sample.seq
         before = self._standings.get(task.id, _Standing())
-        now = _Standing(learner.licence, learner.sampling_rate(self._rules.exploration), task.pin, task.name)
+        now = _Standing(learner.licence, learner.sampling_rate(self.rules.exploration), task.pin, task.name)
         self._standings[task.id] = now
         if (before.licence is None) != (now.licence is None):
             place = "may be answered on the device" if now.licence is not None else "returns to the cloud"

@@ -22,6 +22,8 @@ class TaskGates(Gates):
 
     def __init__(self, task: str, licence: Licence[AnsweredRequest] | None) -> None:
         self._task = task
+        #: Whether the user pinned the task, which precedes all evidence.
+        self.is_pin = licence is None
         self._licence = licence
 
     def check(self, quality: float | None) -> None:

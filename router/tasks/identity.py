@@ -15,9 +15,7 @@ from ...protocol.safety.bounded_cache import BoundedCache
 
 MAX_NAME_CHARS = 100
 _FORMATS = ("response_format", "structured_outputs", "json_schema", "grammar", "tool_choice")
-# A word with its outer punctuation. Numbers, addresses and identifiers have a digit, `@` or `://`.
-_WORD = re.compile(r"\s*\S+")
-_VARYING = re.compile(r"\d|@|://")
+_DIGITS = re.compile(r"\d+")
 _CALENDAR = frozenset(
     (
         *("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"),
@@ -25,8 +23,12 @@ _CALENDAR = frozenset(
         "december",
     )
 )
-_OUTER = re.compile(r"\A\W+|\W+\Z")
-_ENDS_SENTENCE = re.compile(r"[.!?:;][\"'”’)\]]*\Z|\A[-*#>|]+\Z|\A\d+[.)]\Z")
+_SENTENCE_ENDS = (".", "!", "?", ":", ";")
+_QUOTES = "\"'”’)]"
+# Two of these words tell that a text is German, in which every noun is capitalised.
+_GERMAN = frozenset(
+    ("aus", "auf", "das", "dem", "den", "der", "die", "ein", "eine", "für", "ist", "mit", "nicht", "und")
+)
 _REMEMBERED = 256
 
 
@@ -46,46 +48,73 @@ class TaskShapes:
     """Reader of shapes. Remembers long prompts, because agents send the same one with each request."""
 
     def __init__(self) -> None:
-        self._kept: BoundedCache[bytes, str] = BoundedCache(_REMEMBERED)
+        self._kept: BoundedCache[bytes, bytes] = BoundedCache(_REMEMBERED)
 
-    def of(self, body: Mapping[str, Any], model: str, header: str = "") -> TaskShape:
-        """Return the shape of a chat request. `model`: name that the caller gave; `header`: value of `x-updraft-task`.
+    def of(self, body: Mapping[str, Any], model: str, caller: str = "", header: str = "") -> TaskShape | None:
+        """Return the shape of a chat request; None if nothing tells its task: no name, system prompt, tools or format.
+        `model`: name that the caller gave; `caller`: digest of the API key, since callers share no tasks; `header`:
+        value of `x-updraft-task`.
 
         Numbers, dates and names inside a system prompt do not matter, so that "Today is 3 May, you help Anna" remains
         one task. Names are capitalised words inside a sentence.
         """
         given: Any = header or object_of(body.get("metadata")).get("task")
-        name = _printable(given)[:MAX_NAME_CHARS] if isinstance(given, str) else ""
+        name = printable_name(given)[:MAX_NAME_CHARS] if isinstance(given, str) else ""
         if name:
-            return TaskShape(name, f"name\0{name}")
+            return TaskShape(name, "\0".join(("name", caller, name)))
         prompt = "\n".join(_system_texts(body))
         tools = tables(body.get("tools")) or []
-        fixed = [tools, [body.get(field) for field in _FORMATS]]
+        formats = [body.get(field) for field in _FORMATS]
+        if not (prompt.strip() or tools or any(formats)):
+            return None
         called = [str(object_of(tool.get("function")).get("name", "")) for tool in tools]
         title = " ".join(prompt.split()) or ", ".join(called)
-        key = hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        usual = self._kept.find(key, lambda _: without_names(prompt))
-        encoded = msgspec.json.encode(fixed, order="deterministic").decode("utf-8", "replace")
-        return TaskShape("", "\0".join(("shape", model, usual, encoded)), _printable(title)[:MAX_NAME_CHARS])
+        key = _digest(prompt)
+        usual = self._kept.find(key, lambda _: _digest(without_names(prompt)))
+        encoded = msgspec.json.encode([tools, formats], order="deterministic").decode("utf-8", "replace")
+        text = "\0".join(("shape", caller, model, usual.hex(), encoded))
+        return TaskShape("", text, printable_name(title[: 2 * MAX_NAME_CHARS])[:MAX_NAME_CHARS])
 
 
 def without_names(text: str) -> str:
     """Return `text` with one mark in place of successive numbers, dates and names, and without the white space."""
-    words = [match[0] for match in _WORD.finditer(text)]
-    bare = [_OUTER.sub("", word.strip()) for word in words]
-    starts = ["\n" in word or at == 0 or bool(_ENDS_SENTENCE.search(words[at - 1])) for at, word in enumerate(words)]
-    names = {word for word, begins in zip(bare, starts, strict=True) if not begins and _is_name(word)}
+    words: list[tuple[str, bool]] = []  # with whether each begins a sentence
+    for line in text.splitlines():
+        begins = True
+        for word in line.split():
+            words.append((word, begins))
+            begins = word.rstrip(_QUOTES).endswith(_SENTENCE_ENDS) or not any(map(str.isalnum, word))
+    inner = [bare for word, begins in words if not begins and (bare := _bare(word))]
+    names = set(filter(_is_name, inner))
+    if len(_GERMAN.intersection(inner)) > 1:
+        names.clear()
     kept: list[str] = []
-    for word, core in zip(words, bare, strict=True):
-        varies = _VARYING.search(word) is not None or core.lower() in _CALENDAR or core in names
-        if not varies:
-            kept.append(word.strip())
+    for word, _ in words:
+        bare = _bare(word)
+        varies = bare in names or bare.lower() in _CALENDAR or _is_identifier(word)
+        plain = "#" if varies else _DIGITS.sub("#", word)
+        if plain.strip("#.,:/-") or not plain.startswith("#"):
+            kept.append(plain)
         elif not kept or kept[-1] != "#":
             kept.append("#")
     return " ".join(kept)
 
 
-def _printable(text: str) -> str:
+def _bare(word: str) -> str:
+    """Return `word` without its outer punctuation."""
+    return word.strip("".join({each for each in word if not each.isalnum()}))
+
+
+def _is_identifier(word: str) -> bool:
+    """Return whether a word is an address or has digits, in a script that separates words."""
+    return word.isascii() and ("@" in word or "://" in word or any(map(str.isdigit, word)))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def printable_name(text: str) -> str:
     """Return `text` on one line without control characters, because names appear in logs and on terminals."""
     return "".join(filter(str.isprintable, " ".join(text.split())))
 

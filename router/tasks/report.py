@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from ...classifier.licences.answer_policies import new_learner
+from ...classifier.licences.answer_policies import AnswerLearner, new_learner
 from ...classifier.licences.betting import rows_to_license
+from .rules import LearningRules
 from .store import Pin, StoredTask, TaskStore
 
 if TYPE_CHECKING:
@@ -47,33 +48,56 @@ class TaskReport(msgspec.Struct, kw_only=True):
     saved_usd: float | None = None
 
 
-def reports(store: TaskStore, quality: float, totals: Mapping[str, LedgerTotals]) -> list[TaskReport]:
-    """Return a report on each task, busiest first. `totals`: sums of the ledger by task."""
-    pair = store.newest_pair()
-    made = [_report(store, task, pair, quality, totals.get(task.id)) for task in store.tasks() if not task.joined]
+def reports(
+    store: TaskStore,
+    rules: LearningRules,
+    learners: Mapping[str, AnswerLearner],
+    totals: Mapping[str, LedgerTotals],
+) -> list[TaskReport]:
+    """Return a report on each task, busiest first. `learners` have read all rows. `totals`: of the ledger, by task."""
+    counts = store.counts(rules.pair)
+    made = [
+        _report(task, rules.quality, learners.get(task.id), counts.get(task.id, (0, 0)), totals.get(task.id))
+        for task in store.tasks("joined = ''")
+    ]
     return sorted(made, key=lambda report: (-report.requests, -report.samples))
 
 
-def _report(store: TaskStore, task: StoredTask, pair: str, quality: float, total: LedgerTotals | None) -> TaskReport:
-    samples, learner = store.samples(task.id, pair), new_learner(quality)
-    for sample in samples:
-        learner.observe(sample.row)
-    rows = learner.rows
-    is_licensed = learner.licence is not None
+def stored_reports(store: TaskStore, quality: float, totals: Mapping[str, LedgerTotals]) -> list[TaskReport]:
+    """Return the reports for the pair of the newest row, computed from the file alone."""
+    rules = LearningRules(store.newest_pair(), quality)
+    learners: dict[str, AnswerLearner] = {}
+    for task in store.tasks("joined = ''"):
+        learner = learners[task.id] = new_learner(quality)
+        for sample in store.samples(task.id, rules.pair):
+            learner.observe(sample.row)
+    return reports(store, rules, learners, totals)
+
+
+def _report(
+    task: StoredTask,
+    quality: float,
+    learner: AnswerLearner | None,
+    counted: tuple[int, int],
+    total: LedgerTotals | None,
+) -> TaskReport:
+    rows = [] if learner is None else learner.rows
+    is_licensed = learner is not None and learner.licence is not None
     worth = np.array([(row.cloud if row.request.is_faulty else row.local) - quality * row.cloud for row in rows])
     needed = None if is_licensed or not len(worth) else rows_to_license(worth, _DELTA, quality)
+    samples, graded = counted
     return TaskReport(
         task=task.id,
         label=task.label,
         tier="device" if task.pin == "local" or (task.pin == "auto" and is_licensed) else "cloud",
         pin=task.pin,
-        samples=len(samples),
-        graded=sum(sample.local is not None for sample in samples),
+        samples=samples,
+        graded=graded,
         local_score=float(np.mean([row.local for row in rows])) if rows else None,
         cloud_score=float(np.mean([row.cloud for row in rows])) if rows else None,
         faulty=float(np.mean([row.request.is_faulty for row in rows])) if rows else None,
         missing=0 if is_licensed else None if needed is None else max(1, needed - len(rows)),
-        revocations=learner.num_revocations,
+        revocations=0 if learner is None else learner.num_revocations,
         requests=0 if total is None else total.requests,
         local_share=None if total is None else total.local_share,
         saved_usd=None if total is None else total.saved_usd,

@@ -22,7 +22,7 @@ from ...classifier.licences.answer_policies import AnsweredRequest
 from ...classifier.licences.task_learner import SampledRow
 from ...protocol.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from ...protocol.safety.database import Database, SharedFile, tables, transaction
-from .identity import TaskShape
+from .identity import MAX_NAME_CHARS, TaskShape, printable_name
 
 #: Seconds after which a sampled row without a grade counts as a wrong answer of the device.
 GRADED_WITHIN_S = 900.0
@@ -38,6 +38,13 @@ _SCHEMA = (
     "CREATE INDEX samples_task ON samples (task, pair, seq)",
     "CREATE TABLE digest_key (key BLOB NOT NULL) STRICT",
 )
+# Deletes the oldest rows of the task of a request, and keeps the newest.
+_PRUNE = (
+    "DELETE FROM samples WHERE (task, pair) = (SELECT task, pair FROM samples WHERE request = ?) AND seq <= (SELECT seq"
+    " FROM samples AS newer WHERE (newer.task, newer.pair) = (samples.task, samples.pair)"
+    " ORDER BY seq DESC LIMIT 1 OFFSET ?)"
+)
+_MAX_ROWS = 5_000  # rows of a task and pair that are kept
 _TASK = "id, name, title, pin, joined, changes"
 _SAMPLE = "seq, task, request, at, local, cloud, grader, fault, features"
 
@@ -157,14 +164,15 @@ class TaskStore:
             )
 
     def grade(self, request: str, grade: Grade) -> None:
-        """Store the first grade of a request; a later call changes nothing."""
+        """Store the first grade of a request, if it comes in time. A later call changes nothing."""
         values = grade.local, grade.cloud, grade.grader or "none", grade.fault, grade.features, request
         with self._database.transaction() as connection:
             connection.execute(
                 "UPDATE samples SET local = ?, cloud = ?, grader = ?, fault = ?, features = ?"
-                " WHERE request = ? AND grader = ''",
-                values,
+                " WHERE request = ? AND grader = '' AND at > ?",
+                (*values, time.time() - GRADED_WITHIN_S),
             )
+            connection.execute(_PRUNE, (request, _MAX_ROWS))
 
     def drop(self, requests: Sequence[str]) -> None:
         """Remove requests that were not graded, since the cloud gave no answer or this process ends."""
@@ -188,6 +196,9 @@ class TaskStore:
         return row[0]
 
     def rename(self, task: str, name: str) -> None:
+        """Raises InvalidRequestError for an empty or unprintable name."""
+        if not name or name != printable_name(name) or len(name) > MAX_NAME_CHARS:
+            raise InvalidRequestError(f"A name has 1 to {MAX_NAME_CHARS} printable characters on one line.")
         with self._database.transaction() as connection:
             connection.execute("UPDATE tasks SET name = ? WHERE id = ?", (name, task))
 
@@ -198,17 +209,17 @@ class TaskStore:
     def join(self, task: str, into: str) -> None:
         """Merge `task` and all its rows into another task. Raises InvalidRequestError for a task and itself."""
         if task == into:
-            raise InvalidRequestError("A task cannot be merged into itself: name two tasks.")
+            raise InvalidRequestError("Both names are the same task, or were merged already: name two tasks.")
         with self._database.transaction() as connection:
             connection.execute("UPDATE samples SET task = ? WHERE task = ?", (into, task))
             connection.execute("UPDATE tasks SET joined = ? WHERE id = ? OR joined = ?", (into, task, task))
             connection.execute("UPDATE tasks SET changes = changes + 1 WHERE id = ?", (into,))
 
     def forget(self, task: str) -> None:
-        """Delete a task's evidence, so that its licence must be proven anew."""
+        """Delete a task with its evidence. If its app sends more requests, its licence must be proven anew."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM samples WHERE task = ?", (task,))
-            connection.execute("UPDATE tasks SET changes = changes + 1 WHERE id = ?", (task,))
+            connection.execute("DELETE FROM tasks WHERE id = ? OR joined = ?", (task, task))
 
     def tasks(self, condition: str = "TRUE", values: Sequence[str | int] = ()) -> list[StoredTask]:
         """Return the tasks that fulfil an SQL condition, oldest first."""
@@ -217,13 +228,24 @@ class TaskStore:
             return [StoredTask(*row) for row in connection.execute(query, values).fetchall()]
 
     def task(self, name: str) -> StoredTask:
-        """Return the task with this id, name, or beginning of an id. Raises NotFoundError, InvalidRequestError."""
-        named = self.tasks("id = ? OR name = ?", (name, name)) or self.tasks("substr(id, 1, ?) = ?", (len(name), name))
-        if len(named) > 1 or not name:
+        """Return the task with this id, name, or beginning of an id, or the task that it was merged into. Raises
+        NotFoundError, InvalidRequestError."""
+        named = self.tasks("id = ?", (name,)) or self.tasks("name = ?", (name,))
+        named = named or self.tasks("substr(id, 1, ?) = ?", (len(name), name))
+        if len({task.joined or task.id for task in named}) > 1 or not name:
             raise InvalidRequestError(f"{name[:100]!r} names {len(named)} tasks: give an id (`updraft tasks list`).")
         if not named:
             raise NotFoundError(f"There is no task {name[:100]!r}: see `updraft tasks list`.")
-        return named[0]
+        return self.by_id(named[0].joined) or named[0]
+
+    def by_id(self, task: str) -> StoredTask | None:
+        return next(iter(self.tasks("id = ?", (task,))), None)
+
+    def counts(self, pair: str) -> dict[str, tuple[int, int]]:
+        """Return the numbers of sampled and of graded requests of each task."""
+        query = "SELECT task, count(*), count(local) FROM samples WHERE pair = ? AND grader <> '' GROUP BY task"
+        with self._database.use() as connection:
+            return {task: (rows, graded) for task, rows, graded in connection.execute(query, (pair,)).fetchall()}
 
     def samples(self, task: str, pair: str, after: int = 0) -> list[Sample]:
         """Return a task's rows after number `after`, in order, up to the first that may still get its grade."""

@@ -7,8 +7,8 @@ import msgspec
 from ....protocol.decoding import decode
 from ....protocol.errors import NotFoundError
 from ....protocol.http.wire import WireResponse
-from ...tasks.book import TASK_QUALITY
 from ...tasks.report import TaskReport
+from ...tasks.rules import TASK_QUALITY
 from ...tasks.store import Pin
 from ..routes.route import RequestContext, Route
 

@@ -21,7 +21,9 @@ LONG = "This is a long answer in prose that says several things about the weathe
         ('{"a": ', '{"a": 1}', TaskScores(0.0, 1.0, "agreement")),
         ("Paris", "paris.", TaskScores(1.0, 1.0, "agreement")),
         ("Rome", "Paris", TaskScores(0.0, 1.0, "agreement")),
-        ("Paris", "", TaskScores(1.0, 0.0, "agreement")),
+        ("Paris", "", TaskScores(None, None, "")),
+        ("Paris", "I'm sorry, but I cannot help with that.", TaskScores(None, None, "")),
+        (LONG, "", TaskScores(None, None, "")),
         (LONG, LONG.replace("north", "south"), TaskScores(None, None, "")),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -15,7 +16,12 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 def shape(system: str | None = PROMPT, user: str = "hello", model: str = "auto", **fields: Any) -> str:
     messages = [] if system is None else [{"role": "system", "content": system}]
-    return TaskShapes().of({"messages": [*messages, {"role": "user", "content": user}], **fields}, model).text
+    return text_of({"messages": [*messages, {"role": "user", "content": user}], **fields}, model)
+
+
+def text_of(body: dict[str, Any], model: str = "auto", *more: str) -> str:
+    found = TaskShapes().of(body, model, *more)
+    return "" if found is None else found.text
 
 
 @pytest.mark.parametrize(
@@ -53,7 +59,7 @@ def test_the_users_text_does_not_matter() -> None:
 
 def test_a_developer_message_and_parts_are_a_system_prompt() -> None:
     parts = [{"role": "developer", "content": [{"type": "text", "text": PROMPT}]}, {"role": "user", "content": "x"}]
-    assert TaskShapes().of({"messages": parts}, "auto").text == shape()
+    assert text_of({"messages": parts}) == shape()
 
 
 @pytest.mark.parametrize(
@@ -68,14 +74,51 @@ def test_a_developer_message_and_parts_are_a_system_prompt() -> None:
     ],
 )
 def test_the_caller_names_a_task(fields: dict[str, Any], header: str, name: str) -> None:
-    one = TaskShapes().of({"messages": [{"role": "system", "content": "a"}], **fields}, "auto", header)
-    other = TaskShapes().of({"messages": [{"role": "system", "content": "b"}], **fields}, "cloud", header)
-    assert one.name == name
-    assert (one.text == other.text) == bool(name)
+    one = TaskShapes().of({"messages": [{"role": "system", "content": "a"}], **fields}, "auto", "", header)
+    other = text_of({"messages": [{"role": "system", "content": "b"}], **fields}, "cloud", "", header)
+    assert one is not None and one.name == name
+    assert (one.text == other) == bool(name)
+
+
+def test_without_anything_to_tell_it_there_is_no_task() -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    assert TaskShapes().of({"messages": messages}, "auto") is None
+    assert TaskShapes().of({"messages": [{"role": "system", "content": " "}, *messages]}, "auto") is None
+
+
+def test_callers_share_no_task() -> None:
+    for fields in ({}, {"metadata": {"task": "letters"}}):
+        body = {"messages": [{"role": "system", "content": PROMPT}], **fields}
+        assert text_of(body, "auto", "one") != text_of(body, "auto", "other") != ""
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (
+            "Antworte auf 3 Fragen: Nenne die Rechnungsnummer aus dem Text.",
+            "Antworte auf 3 Fragen: Nenne die Lieferadresse aus dem Brief.",
+        ),
+        ("請用3句話回答問題", "請把3個詞翻譯成英文"),
+        ("Name the invoice number.", "Name the delivery address."),
+    ],
+)
+def test_other_words_split_a_task_in_every_language(one: str, other: str) -> None:
+    assert shape(one) != shape(other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a" + "-" * 200_000 + "b", " " * 200_000, "." * 100_000 + "'" * 100_000 + "a", "-" * 200_000, "1a" * 100_000],
+)
+def test_hostile_prompts_take_no_time(text: str) -> None:
+    began = time.thread_time()
+    without_names(text)
+    assert time.thread_time() - began < 1
 
 
 @given(st.text(), st.text())
 def test_every_text_has_a_shape(text: str, user: str) -> None:
     assert shape(text, user) == shape(text)
     usual = without_names(text)
-    assert len(usual) <= len(text) + 1
+    assert len(usual) <= 2 * len(text) + 1

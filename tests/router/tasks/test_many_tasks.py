@@ -11,12 +11,13 @@ from pathlib import Path
 SCRIPT = """
     import asyncio, json, sys, time
     from pathlib import Path
-    from updraft.router.tasks.book import LearningRules, TaskBook
+    from updraft.router.tasks.book import TaskBook
     from updraft.router.tasks.identity import TaskShape
+    from updraft.router.tasks.rules import LearningRules
     from updraft.router.tasks.store import TaskStore
 
     store, features = TaskStore(Path(sys.argv[1])), bytes(48)
-    ids = [store.id_of(TaskShape("", f"name\\0task {at}")) for at in range(10_000)]
+    ids = [store.id_of(TaskShape("", f"name\\0\\0task {at}")) for at in range(10_000)]
     with store._database.transaction() as connection:
         insert = "INSERT INTO samples VALUES (NULL, ?, 'pair', ?, 0, 1, 1, 'agreement', '', ?)"
         connection.executemany("INSERT INTO tasks VALUES (?, '', '', 'auto', '', 0, 0)", [(each,) for each in ids])
@@ -35,7 +36,7 @@ SCRIPT = """
         for at in range(5_000):
             asked = {**body, "metadata": {"task": f"task {at}"}} if at % 2 else body
             began = time.thread_time()
-            book.turn(book.shapes.of(asked, "auto"))
+            book.turn(book.shapes.of(asked, "auto"), at.to_bytes(16))
             times.append(time.thread_time() - began)
         print(json.dumps({"grown": grown, "p99": sorted(times)[-50]}))
         book.close()

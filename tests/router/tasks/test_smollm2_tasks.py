@@ -17,7 +17,7 @@ import pytest
 import updraft
 from real_model import SMOLLM2, needs_smollm2
 from updraft.router.config import RouterConfig
-from updraft.router.tasks.report import TaskReport, reports
+from updraft.router.tasks.report import TaskReport, stored_reports
 from updraft.router.tasks.store import TaskStore
 
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gita", "Hugo", "Ines", "Jon")
@@ -126,7 +126,7 @@ def decided(folder: Path, count: int, quality: float) -> dict[str, TaskReport]:
                     )
                 wait_for_grades(folder / "tasks.sqlite3")
     with closing(TaskStore(folder / "tasks.sqlite3")) as store:
-        return {report.label: report for report in reports(store, quality, {})}
+        return {report.label: report for report in stored_reports(store, quality, {})}
 
 
 @needs_smollm2

@@ -18,7 +18,7 @@ from updraft.classifier.online.experience import ExperienceStore
 from updraft.protocol.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from updraft.router.tasks import store as stores
 from updraft.router.tasks.identity import TaskShape
-from updraft.router.tasks.report import reports
+from updraft.router.tasks.report import stored_reports
 from updraft.router.tasks.store import Grade, TaskStore
 
 SHAPE, OTHER = TaskShape("letters", "a"), TaskShape("", "b")
@@ -74,11 +74,13 @@ def test_tasks_are_found_by_id_prefix_and_name(store: TaskStore) -> None:
     task, other = sampled(store, 1), sampled(store, 1, shape=OTHER)
     assert store.task(task) == store.task(task[:6]) == store.task("letters")
     store.rename(other, "letters")
+    with pytest.raises(InvalidRequestError, match="printable"):
+        store.rename(other, "a\x1b[31m")
     with pytest.raises(InvalidRequestError, match="names 2 tasks"):
         store.task("letters")
     with pytest.raises(NotFoundError, match="no task"):
         store.task("unknown")
-    with pytest.raises(InvalidRequestError, match="into itself"):
+    with pytest.raises(InvalidRequestError, match="same task"):
         store.join(task, task)
 
 
@@ -89,16 +91,34 @@ def test_merged_tasks_share_their_rows(store: TaskStore) -> None:
     store.join(other, task)
     assert [sample.local for sample in store.samples(task, "pair")] == [1, 1, 1, 0, 0, 1]
     assert {each.id: each.joined for each in store.tasks()} == {task: "", other: task, third: task}
+    assert store.task(third) == store.task(other) == store.task(task)
+
+
+def test_late_grades_are_refused(store: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = sampled(store, 1)
+    store.begin(task, "pair", "late")
+    monkeypatch.setattr(stores, "GRADED_WITHIN_S", 0.0)
+    assert [sample.request for sample in store.samples(task, "pair")] == [f"{task}-0", "late"]
+    store.grade("late", Grade(1.0, 1.0, "agreement"))
+    *_, late = store.samples(task, "pair")
+    assert (late.local, late.row.local) == (None, 0.0)
+
+
+def test_the_newest_rows_are_kept(store: TaskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "_MAX_ROWS", 5)
+    task, other = sampled(store, 12), sampled(store, 3, shape=OTHER)
+    assert [sample.request for sample in store.samples(task, "pair")] == [f"{task}-{at}" for at in range(7, 12)]
+    assert len(store.samples(other, "pair")) == 3
 
 
 def test_reports_say_what_is_missing(store: TaskStore) -> None:
     perfect, bad, ungraded = sampled(store, 60), sampled(store, 30, 0.0, OTHER), TaskShape("free", "f")
     sampled(store, 5, None, ungraded)
-    found = {report.task: report for report in reports(store, 0.9, {})}
+    found = {report.task: report for report in stored_reports(store, 0.9, {})}
     assert (found[perfect].tier, found[perfect].missing) == ("device", 0)
     assert (found[bad].tier, found[bad].missing, found[bad].local_score) == ("cloud", None, 0.0)
     assert (found[store.id_of(ungraded)].graded, found[store.id_of(ungraded)].missing) == (0, None)
-    (few,) = [report for report in reports(store, 0.98, {}) if report.task == perfect]
+    (few,) = [report for report in stored_reports(store, 0.98, {}) if report.task == perfect]
     assert few.tier == "cloud" and few.missing is not None and 80 < few.missing < 300
 
 

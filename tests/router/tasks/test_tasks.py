@@ -6,22 +6,25 @@ import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from cascade_bench import Bench, run, text_of, updraft_of
 from exposition import parse
 from router_fakes import CLOUD_TEXT, FakeCloud, ScriptedGates, ScriptedLocal, tiers
+from scripted_cloud import cloud_says
 from updraft.protocol.http.wire import WireRequest
 from updraft.router.accounting.prices import Prices
-from updraft.router.config import RouterConfig
+from updraft.router.config import CacheSettings, RouterConfig
 from updraft.router.gates.exploration import ExplorationGates
 from updraft.router.gates.gates import NoPolicyGates
 from updraft.router.gates.rules import LatencyEstimates
 from updraft.router.privacy.rules import Privacy
 from updraft.router.router import Router
-from updraft.router.tasks.report import TaskReport, reports
+from updraft.router.tasks.report import TaskReport, stored_reports
 from updraft.router.tasks.store import Pin, Sample, TaskStore
 
 SYSTEM = {"role": "system", "content": "You greet people as the cloud does."}
@@ -33,9 +36,9 @@ class Tasks(Bench):
 
     async def ask_task(self, number: int = 1, **fields: Any) -> list[dict[str, Any]]:
         """Ask in the task `number` times, each time after the last shadow, and return the `updraft` objects."""
-        messages = [SYSTEM, {"role": "user", "content": "hello"}]
         infos: list[dict[str, Any]] = []
         for _ in range(number):
+            messages = [SYSTEM, {"role": "user", "content": f"hello {uuid4()}"}]
             infos.append((await self.answer(**{"messages": messages, **fields}))["updraft"])
             await self.learned()
         return infos
@@ -58,7 +61,7 @@ class Tasks(Bench):
 
     def report(self) -> TaskReport:
         with self.store as store:
-            (report,) = reports(store, 0.9, {})
+            (report,) = stored_reports(store, 0.9, {})
         return report
 
 
@@ -144,10 +147,12 @@ def test_the_caller_waits_for_no_shadow(cloud: FakeCloud, tmp_path: Path, monkey
     async def check() -> None:
         async with learning(cloud, tmp_path) as tasks:
             tasks.local.hangs_at = 0
-            answer = await tasks.answer()
+            answer = await tasks.answer(messages=[SYSTEM, {"role": "user", "content": "hi"}])
             assert answer["choices"][0]["message"]["content"] == CLOUD_TEXT
             assert tasks.samples() == []  # the row waits for its grade
-        assert tasks.samples() == []  # and is forgotten at an orderly end
+        monkeypatch.setattr("updraft.router.tasks.store.GRADED_WITHIN_S", 0.0)
+        (sample,) = tasks.samples()  # a shadow that was stopped counts against the device
+        assert (sample.grader, sample.row.local, sample.row.cloud) == ("", 0.0, 1.0)
 
     run(check())
 
@@ -163,7 +168,7 @@ def test_streams_teach_and_a_licence_judges_whole_streams(cloud: FakeCloud, tmp_
             await tasks.ask_task(ENOUGH)
             tasks.local.text = ""  # an empty answer is a visible fault
             for _ in range(20):
-                _, events, _ = await tasks.stream(messages=[SYSTEM, {"role": "user", "content": "hi"}])
+                _, events, _ = await tasks.stream(messages=[SYSTEM, {"role": "user", "content": f"hi {uuid4()}"}])
                 assert text_of(events) == CLOUD_TEXT
                 await tasks.learned()
             reasons = {row.reason for row in tasks.rows()[:20] if row.gate == 3}
@@ -181,7 +186,7 @@ def test_a_failed_cloud_leaves_no_sample(cloud: FakeCloud, tmp_path: Path, mode:
                 (info,) = await tasks.ask_task()
                 assert info["route"] == "fallback"
             else:
-                await tasks.stream()
+                await tasks.stream(messages=[SYSTEM, {"role": "user", "content": "hi"}])
             await tasks.learned()
             await tasks.catch_up()
             with tasks.store as store:
@@ -194,7 +199,8 @@ def test_what_is_no_free_choice_is_not_sampled(cloud: FakeCloud, tmp_path: Path)
     async def check() -> None:
         async with learning(cloud, tmp_path, privacy=Privacy(builtin=("email",))) as tasks:
             requests: list[dict[str, Any]] = [
-                {"messages": [{"role": "user", "content": "to ada@example.org"}]},
+                {"messages": [SYSTEM, {"role": "user", "content": "to ada@example.org"}]},
+                {"messages": [{"role": "user", "content": "nothing tells the task"}]},
                 {"updraft": {"private": True}},
                 {"model": "local"},
                 {"model": "cloud"},
@@ -263,7 +269,7 @@ def test_a_short_script_teaches_its_task(cloud: FakeCloud, tmp_path: Path) -> No
     async def check() -> None:
         async with learning(cloud, tmp_path) as tasks:
             tasks.local.delay_s = 0.05
-            await tasks.answer()
+            await tasks.answer(messages=[SYSTEM, {"role": "user", "content": "hi"}])
         (sample,) = tasks.samples()
         assert sample.local == 1
 
@@ -320,7 +326,9 @@ def test_shadows_beyond_the_waiting_limit_are_not_sampled(
     async def check() -> None:
         async with learning(cloud, tmp_path) as tasks:
             tasks.local.hangs_at = 0
-            answers = [await tasks.answer() for _ in range(12)]
+            monkeypatch.setattr("updraft.router.tasks.book.MAX_WAITING", 8)
+            asked = [[SYSTEM, {"role": "user", "content": f"hi {at}"}] for at in range(12)]
+            answers = [await tasks.answer(messages=messages) for messages in asked]
             sampled = ["both tiers answer" in answer["updraft"]["reason"] for answer in answers]
             assert sampled == [True] * 8 + [False] * 4
 
@@ -349,6 +357,72 @@ def test_a_licence_needs_time_to_judge(cloud: FakeCloud, tmp_path: Path) -> None
             tasks.router._latency.observe("local", 60.0)
             tasks.router._latency.observe("cloud", 40.0)
             assert {info["tier"] for info in await tasks.ask_task(5, timeout_s=80.0)} == {"cloud"}
+
+    run(check())
+
+
+def test_a_request_that_is_sent_again_counts_once(cloud: FakeCloud, tmp_path: Path) -> None:
+    """And its answer comes from the cache, if there is one."""
+
+    async def check() -> None:
+        async with learning(cloud, tmp_path, cache=CacheSettings(max_mb=1)) as tasks:
+            asked = {"messages": [SYSTEM, {"role": "user", "content": "hi"}], "temperature": 0}
+            infos = [(await tasks.ask_task(**asked))[0] for _ in range(4)]
+            assert [info["route"] for info in infos] == ["cloud", "cloud", "cache", "cache"]
+            assert len(tasks.samples()) == 1
+
+    run(check())
+
+
+def test_refusals_of_the_cloud_prove_nothing(cloud: FakeCloud, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with learning(cloud, tmp_path) as tasks:
+            cloud_says(cloud, {"role": "assistant", "content": "I'm sorry, but I cannot help with that."})
+            infos = await tasks.ask_task(20)
+            assert {info["tier"] for info in infos} == {"cloud"}
+            assert {(sample.local, sample.grader) for sample in tasks.samples()} == {(None, "none")}
+            cloud.says = None
+
+    run(check())
+
+
+def test_a_name_that_is_another_tasks_id_confuses_nothing(cloud: FakeCloud, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with learning(cloud, tmp_path) as tasks:
+            (info,) = await tasks.ask_task(metadata={"task": "greetings"})
+            await tasks.ask_task(metadata={"task": info["task"]})
+            await tasks.ask_task(2, metadata={"task": "greetings"})
+            with tasks.store as store:
+                assert store.task(info["task"]).name == "greetings"
+                assert len(store.samples(info["task"], store.newest_pair())) == 3
+
+    run(check())
+
+
+def test_a_pin_precedes_the_conversation(cloud: FakeCloud, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with learning(cloud, tmp_path) as tasks:
+            first = [SYSTEM, {"role": "user", "content": "hi"}]
+            (info,) = await tasks.ask_task(messages=first)
+            book = tasks.router._learning.tasks
+            assert book is not None
+            await book.pin(info["task"], "local")
+            more = [*first, {"role": "assistant", "content": CLOUD_TEXT}, {"role": "user", "content": "and?"}]
+            (info,) = await tasks.ask_task(messages=more)
+            assert info["tier"] == "local"
+
+    run(check())
+
+
+def test_a_new_target_applies_at_once(cloud: FakeCloud, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with learning(cloud, tmp_path) as tasks:
+            await tasks.ask_task(ENOUGH)
+            assert "local" in {info["tier"] for info in await tasks.ask_task(5)}
+            await tasks.router.reconfigure(replace(tasks.router.config, quality=0.99))
+            assert {info["tier"] for info in await tasks.ask_task(5)} == {"cloud"}
+            book = tasks.router._learning.tasks
+            assert book is not None and book.rules.quality == 0.99
 
     run(check())
 
