@@ -64,7 +64,7 @@ def test_tasks_are_listed_graded_pinned_and_forgotten(updraft, oracle: str, tmp_
     assert updraft("tasks", "name", "task 1", "sums").returncode == 0
     assert updraft("tasks", "merge", "task 0", "sums").returncode == 0
     (merged,) = listed()
-    assert (merged["label"], merged["samples"]) == ("sums", 6)
+    assert (merged["label"], merged["samples"]) == ("sums", 7)
     assert "sums" in updraft("tasks", "list").stdout
     assert infos[0]["task"] in updraft("usage", "--by", "task").stdout
     assert updraft("tasks", "forget", "sums").returncode == 0

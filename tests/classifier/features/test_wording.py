@@ -12,6 +12,8 @@ from updraft.classifier.arrays import Array
 from updraft.classifier.features.question import normalized_prompt, question_of
 from updraft.classifier.features.wording import COUNTS, MEASURE_NAMES, wording
 
+# Half a millisecond, where 10,000 additions in Python take a third of one.
+_MOST = 1.5
 QUESTION = "Which of the following is NOT a prime?\nA. 2\nB. 9\nC. 11\nD. 13\nAnswer:"
 
 
@@ -61,12 +63,16 @@ def test_two_thousand_characters_are_quick() -> None:
     text = (QUESTION * 40)[:2000]
     worded(text)
     taken: list[float] = []
+    yardstick: list[float] = []
     for _ in range(200):
         started = time.thread_time()
         worded(text)
-        taken.append(time.thread_time() - started)
-    # The quickest: whatever else runs on the machine must not fail a test. `updraft bench router` has the others.
-    assert min(taken) < 0.5e-3
+        between = time.thread_time()
+        sum(at for at in range(10_000))
+        taken.append(between - started)
+        yardstick.append(time.thread_time() - between)
+    # The quickest, and beside 10,000 additions: whatever else runs on the machine must not fail a test.
+    assert min(taken) < _MOST * min(yardstick)
 
 
 ASKED = "Why is the sky blue?"
