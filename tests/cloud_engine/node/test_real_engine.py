@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tiny_model import CONTEXT
+from tiny_model import CONTEXT, write_model
 from updraft.text.tokenizer import Tokenizer
 
 
@@ -35,8 +35,21 @@ def test_streams_equal_whole_answers_with_and_without_drafts(nodes: list[str], f
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         assert set(pool.map(stream, nodes * 2)) == {text}
-    proposed = re.search(r"^updraft_engine_draft_proposed_total (\d+)", httpx.get(f"{nodes[1]}/metrics").text, re.M)
-    assert proposed is not None and int(proposed[1]) > 0
+
+
+def test_a_draft_model_proposes(tmp_path: Path, spawned: Any) -> None:
+    """The target is wide enough that drafts pay. On a busy machine, the node learns this from its first steps."""
+    target, draft = write_model(tmp_path / "tiny", 0, width=768, layers=4), write_model(tmp_path / "draft", 1)
+    start = ("-m", "updraft", "node", "--port", "0", "--model", str(target), "--threads", "1", "--exit-with-parent")
+    with spawned(*start, "--draft", str(draft)) as node:
+        for _ in range(30):
+            assert ask(node.url, "Hello").usage.completion_tokens == 24
+            metrics = httpx.get(f"{node.url}/metrics").text
+            proposed = re.search(r"^updraft_engine_draft_proposed_total (\d+)", metrics, re.MULTILINE)
+            assert proposed is not None
+            if int(proposed[1]) > 0:
+                return
+    raise AssertionError("the draft model proposed nothing in 30 answers")
 
 
 def test_own_answer_as_prediction_is_accepted(nodes: list[str], folder: Path) -> None:
