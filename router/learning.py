@@ -14,10 +14,9 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..protocol.dialects.chat_chunks import ChatChunks
 from ..protocol.errors import OverloadedError, UpdraftError
 from ..protocol.http import sse
-from ..protocol.http.lenient_json import json_of, objects_of, table
+from ..protocol.http.lenient_json import objects_of
 from ..protocol.http.prometheus import Metric
 from .accounting.request_record import RequestRecord
 from .cascade.cascade import Cascade
@@ -27,6 +26,7 @@ from .feedback.collector import ExperienceCollector, JudgedRequest, LearningCoun
 from .gates.answer_faults import fault_of
 from .gates.exploration import ExplorationGates
 from .gates.gates import run_view
+from .responses.cache import joined
 from .state import Tiers
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Learning:
 
     def observed(self, cascade: Cascade, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         """Return the events of a stream unchanged. If the request was sampled, a shadow begins at their end."""
-        waits = self.tasks is not None and self.tasks.waiting(cascade.record.request_id) is not None
+        waits = self.tasks is not None and self.tasks.awaits(cascade.record.request_id)
         return self._assembled(cascade, events) if waits else events
 
     async def feedback(self, request_id: str, *, up: bool) -> bool:
@@ -97,11 +97,6 @@ class Learning:
     def metrics(self) -> list[Metric]:
         counts = LearningCounts() if self._collector is None else self._collector.counts
         return counts.metrics() + ([] if self.tasks is None else self.tasks.metrics())
-
-    async def idle(self) -> None:
-        """Wait until all shadows have ended."""
-        while self.shadows:
-            await asyncio.wait(self.shadows)
 
     async def close(self) -> None:
         """Store what was learned. A shadow that takes more than `CLOSE_S` is stopped, and counts against the device: to
@@ -143,7 +138,7 @@ class Learning:
         from .feedback.comparable_answer import cloud_comparable_answer
 
         request, tasks = cascade.record.request_id, self.tasks
-        if tasks is None or tasks.waiting(request) is None or request in self._answered:
+        if tasks is None or not tasks.awaits(request) or request in self._answered:
             return
         choices = objects_of(None if completion is None else completion.get("choices"))
         cloud = cloud_comparable_answer(choices[0]) if choices and cascade.record.tier == "cloud" else None
@@ -156,15 +151,19 @@ class Learning:
         shadow.add_done_callback(self.shadows.discard)
 
     async def _assembled(self, cascade: Cascade, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-        parser, chunks = sse.EventParser(), ChatChunks()
+        raw: list[bytes] = []
         async with aclosing(events):
             async for event in events:
-                for payload in parser.feed(event):
-                    if (chunk := table(json_of(payload, exact=True))) is not None:
-                        chunks.read(chunk)
+                raw.append(event)
                 if event.endswith(sse.DONE):
-                    self.ended(cascade, chunks.whole())
+                    self._compare_stream(cascade, raw)
                 yield event
+
+    def _compare_stream(self, cascade: Cascade, raw: list[bytes]) -> None:
+        try:
+            self._compare(cascade, joined(raw, only_text=False))
+        except Exception:  # of an odd chunk, which must not harm the caller's stream
+            log.exception("cannot learn from request %s", cascade.record.request_id)
 
     async def _shadow(self, tasks: TaskBook, cascade: Cascade, cloud: ComparableAnswer) -> None:
         from .tasks.store import Grade

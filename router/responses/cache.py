@@ -149,13 +149,13 @@ async def stream_of(completion: dict[str, Any], *, include_usage: bool) -> Async
     yield sse.DONE
 
 
-def joined(events: list[bytes]) -> dict[str, Any] | None:
-    """Return the completion that a stream's events form, or None if an event is malformed or has more than text."""
+def joined(events: list[bytes], *, only_text: bool = True) -> dict[str, Any] | None:
+    """Return the completion that a stream's events form; None if an event is malformed, or has more than text."""
     parser, chunks = sse.EventParser(), ChatChunks()
     try:
         for payload in (payload for event in events for payload in parser.feed(event)):
             chunk = table(json_of(payload, exact=True))
-            if chunk is None or not _is_text(chunk):
+            if chunk is None or (only_text and not _is_text(chunk)):
                 return None
             chunks.read(chunk)
     except ValueError:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("updraft.router")
 #: Maximum number of tasks. Requests of further tasks are not sampled, so that invented names cannot fill the memory.
 MAX_TASKS = 10_000
-#: Maximum number of sampled requests that wait for their grades. Further requests are not sampled.
-MAX_WAITING = 64
+#: Maximum number of sampled requests that wait for their grades, so that a slow device grades them in time. Further
+#: requests are not sampled.
+MAX_WAITING = 16
 #: Number of recent requests that are recognised when they are sent again.
 _RECENT = 1_000
 #: Minimum seconds between looks, which requests trigger, for changes by other processes, such as `updraft tasks pin`.
@@ -127,9 +128,9 @@ class TaskBook:
             self._recent.put(digest, True)
         return TaskTurn(task, label, is_sampled, chance, standing.licence)
 
-    def waiting(self, request: str) -> TaskTurn | None:
-        """Return the turn of a request that was sampled and waits for its grade, else None."""
-        return self._waiting.get(request)
+    def awaits(self, request: str) -> bool:
+        """Return whether a request was sampled and waits for its grade."""
+        return request in self._waiting
 
     def begin(self, turn: TaskTurn, request: str) -> None:
         """Store a sampled request before it is answered."""
@@ -144,12 +145,15 @@ class TaskBook:
         """Forget sampled requests that the cloud did not answer."""
         for request in requests:
             self._waiting.pop(request, None)
+            self._begun.discard(request)
         self._submit(lambda: self._store.drop(requests))
 
     async def grade(self, request: str, grade: Grade) -> None:
         """Store the grade of a waiting request, and let its task's learner see it."""
-        turn = self._waiting.pop(request)
+        turn = self._waiting.pop(request, None)
         self._begun.discard(request)
+        if turn is None:  # forgotten when the book was closed
+            return
         self._graded += 1
 
         def work() -> None:
@@ -165,10 +169,6 @@ class TaskBook:
             Metric("updraft_tasks_licensed", "gauge", "tasks that the device may answer", licensed),
             Metric("updraft_tasks_graded_total", "counter", "sampled requests graded by this process", self._graded),
         ]
-
-    @property
-    def quality(self) -> float:
-        return self.rules.quality
 
     async def pin(self, task: str, pin: Pin) -> None:
         """Pin a task to a tier. Raises NotFoundError."""

@@ -38,7 +38,7 @@ async def tasks(context: RequestContext) -> WireResponse:
     totals = {}
     if router.config.ledger is not None:
         totals = {total.group: total for total in await router.read_ledger(lambda ledger: ledger.totals("task"))}
-    return WireResponse.json(TaskList(learns=True, quality=book.quality, tasks=await book.reports(totals)))
+    return WireResponse.json(TaskList(learns=True, quality=book.rules.quality, tasks=await book.reports(totals)))
 
 
 async def change(context: RequestContext) -> WireResponse:

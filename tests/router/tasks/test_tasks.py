@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
@@ -44,7 +45,8 @@ class Tasks(Bench):
         return infos
 
     async def learned(self) -> None:
-        await self.router._learning.idle()
+        while shadows := self.router.shadows:
+            await asyncio.wait(shadows)
 
     async def catch_up(self) -> None:
         book = self.router._learning.tasks
@@ -423,6 +425,21 @@ def test_a_new_target_applies_at_once(cloud: FakeCloud, tmp_path: Path) -> None:
             assert {info["tier"] for info in await tasks.ask_task(5)} == {"cloud"}
             book = tasks.router._learning.tasks
             assert book is not None and book.rules.quality == 0.99
+
+    run(check())
+
+
+def test_an_odd_chunk_harms_no_stream(cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("delta")
+
+    async def check() -> None:
+        async with learning(cloud, tmp_path) as tasks:
+            monkeypatch.setattr("updraft.router.learning.joined", broken)
+            _, events, done = await tasks.stream(messages=[SYSTEM, {"role": "user", "content": "hi"}])
+            assert done and text_of(events) == CLOUD_TEXT
+            await tasks.learned()
+        assert tasks.samples() == []
 
     run(check())
 
