@@ -16,8 +16,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target with more layers than the draft model, so that drafts pay."""
-    return write_model(tmp_path_factory.mktemp("models") / "tiny", 0, layers=8)
+    return write_model(tmp_path_factory.mktemp("models") / "tiny", 0)
 
 
 @pytest.fixture(scope="session")
