@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -44,6 +44,11 @@ class StoredWeight:
         factors = 0 if self.scale_factor is None else self.scale_factor.shape[1]
         begins_at_0 = self.bits == 4 and self.minimum is not None
         return self.numbers.dtype, self.bits, begins_at_0, self.scale.dtype, self.scale.shape[1], factors
+
+    def like(self, outputs: int) -> StoredWeight:
+        """Return a weight of the same form with another number of outputs, whose memory is not initialised."""
+        rows = self.numbers.new_empty(outputs, self.numbers.shape[1])
+        return self._with_terms(lambda _, term: term.new_empty(outputs, term.shape[1]), numbers=rows)
 
     def deinterleaved(self) -> StoredWeight:
         """Return the weight with the outputs of even number first."""
@@ -149,6 +154,21 @@ def joined(parts: Sequence[StoredWeight]) -> StoredWeight:
 
     numbers = torch.cat([part.numbers.view(torch.int8) for part in parts]).view(first.numbers.dtype)
     return replace(first, numbers=numbers, **{name: whole(name) for name in _TERMS})
+
+
+def assembled(pieces: Iterable[StoredWeight], outputs: int) -> StoredWeight:
+    """Join pieces of a weight with a number of `outputs` in memory of its own, so that each piece can be freed."""
+    whole, start = None, 0
+    for piece in pieces:
+        whole = piece.like(outputs) if whole is None else whole
+        end = start + len(piece.numbers)
+        for name in ("numbers", *_TERMS):
+            if (part := getattr(piece, name)) is not None:
+                getattr(whole, name)[start:end] = part
+        start = end
+    if whole is None:
+        raise ModelLoadError("it has no rows")
+    return whole
 
 
 def alike(parts: Sequence[StoredWeight]) -> Sequence[StoredWeight]:

@@ -40,7 +40,7 @@ def _simple(bits: int, *, minimum: bool = False) -> Callable[[Tensor], StoredWei
             return StoredWeight(_flat(blocks[..., start:]), _half(blocks, 0))
         numbers = _nibbles(blocks[..., -16:])
         if bits == 5:
-            numbers |= _bits(blocks[..., start : start + 4, None], range(8), 1) << 4
+            numbers |= _FIFTH_BITS[blocks[..., start : start + 4].long()].view(torch.uint8)
         if not minimum:
             numbers -= 1 << bits - 1
         low = _half(blocks, 2) if minimum else None
@@ -50,18 +50,18 @@ def _simple(bits: int, *, minimum: bool = False) -> Callable[[Tensor], StoredWei
 
 
 def _q4_k(blocks: Tensor) -> StoredWeight:
-    return _with_minima(blocks, _nibbles(blocks[..., 16:].unflatten(2, (4, 32))), 4)
+    return _with_minima(blocks, _nibbles(blocks[..., 16:].unflatten(2, (4, 32))).flatten(2), 4)
 
 
 def _q5_k(blocks: Tensor) -> StoredWeight:
     low = _nibbles(blocks[..., 48:].unflatten(2, (4, 32))).flatten(2)
-    return _with_minima(blocks, low | _bits(blocks[..., None, 16:48], range(8), 1) << 4, 8)
+    return _with_minima(blocks, low | _fields(blocks[..., 16:48], range(8), 1, to=4).flatten(2), 8)
 
 
 def _q6_k(blocks: Tensor) -> StoredWeight:
     low = _nibbles(blocks[..., :128].unflatten(2, (2, 64)))
-    high = _bits(blocks[..., 128:192].unflatten(2, (2, 1, 32)), range(0, 8, 2), 3)
-    numbers = (low.flatten(2) | high << 4) - 32
+    high = _fields(blocks[..., 128:192].unflatten(2, (2, 32)), range(0, 8, 2), 3, to=4)
+    numbers = (low.flatten(2) | high.flatten(2)) - 32
     scale = blocks[..., 192:208].flatten(1).view(torch.int8)
     return StoredWeight(_flat(numbers), scale, scale_factor=_half(blocks, 208))
 
@@ -83,13 +83,16 @@ def _with_minima(blocks: Tensor, numbers: Tensor, bits: int) -> StoredWeight:
 
 def _nibbles(stored: Tensor) -> Tensor:
     """Return the low four bits of the last dimension, then the high ones."""
-    return torch.cat((stored & 0xF, stored >> 4), -1)
+    return _fields(stored, range(0, 8, 4), 0xF).flatten(-2)
 
 
-def _bits(stored: Tensor, shifts: range, mask: int) -> Tensor:
-    """Return groups of bits (outputs, blocks, numbers): the last two dimensions broadcast with the shifts."""
-    places = torch.tensor(shifts, dtype=torch.uint8)
-    return ((stored >> (places if stored.shape[-1] == 1 else places[:, None])) & mask).flatten(2)
+def _fields(stored: Tensor, shifts: range, mask: int, *, to: int = 0) -> Tensor:
+    """Return the bits of `mask` at each of the `shifts`, moved up `to` a bit: (..., shifts, bytes) uint8.
+
+    Eight bytes at once, because torch shifts single bytes slowly.
+    """
+    words, masks = stored.contiguous().view(torch.int64), int.from_bytes(bytes([mask]) * 8)
+    return torch.stack([(words >> shift & masks) << to for shift in shifts], -2).view(torch.uint8)
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:
@@ -100,6 +103,9 @@ def _flat(numbers: Tensor) -> Tensor:
     """Return numbers of blocks as (outputs, numbers) int8."""
     return numbers.flatten(1).view(torch.int8)
 
+
+#: The bits of each byte, from the lowest up, as the fifth bits of eight numbers.
+_FIFTH_BITS = torch.tensor([sum((byte >> bit & 1) << 8 * bit + 4 for bit in range(8)) for byte in range(256)])
 
 #: By ggml's ids of types: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K.
 GGUF_BLOCKS: Mapping[int, Blocks] = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +107,25 @@ class GgufFile:
         return None if kind in _PLAIN else known.get(kind)
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor as it is stored, (rows, bytes) uint8. The next call may release its memory."""
+        """Return a copy of a tensor as it is stored, (rows, bytes) uint8."""
+        return torch.cat([piece.clone() for piece in self.pieces(name)])
+
+    def pieces(self, name: str) -> Iterator[Tensor]:
+        """Yield the rows of a tensor as they are stored, (some rows, bytes) uint8. The next piece overwrites them."""
         tensor = self._tensors[self._gguf_name(name)]
-        self._mapping.madvise(mmap.MADV_DONTNEED)  # release pages that have been read
-        start, rows = self._header.data_start + tensor.start, math.prod(tensor.shape[1:])
-        stored = torch.frombuffer(self._mapping, dtype=torch.uint8, offset=start, count=tensor.size).view(rows, -1)
-        heads = self._adjacent_heads(name)
-        return stored if heads is None else _to_halves(stored, heads)
+        rows, heads = math.prod(tensor.shape[1:]), self._adjacent_heads(name)
+        unit = 1 if heads is None else rows // heads  # heads stay whole
+        rows_at_once = unit * max(1, _NUMBERS_AT_ONCE // (tensor.shape[0] * unit))
+        row_bytes = tensor.size // rows
+        buffer = bytearray(min(rows, rows_at_once) * row_bytes)
+        with Path(self.where).open("rb", buffering=0) as file:
+            file.seek(self._header.data_start + tensor.start)
+            for start in range(0, rows, rows_at_once):
+                count = min(rows_at_once, rows - start)
+                if file.readinto(memoryview(buffer)[: count * row_bytes]) != count * row_bytes:
+                    raise ModelLoadError(f"{self.where}: {tensor.name} ends too early.")
+                piece = torch.frombuffer(buffer, dtype=torch.uint8, count=count * row_bytes).view(count, -1)
+                yield piece if heads is None else _to_halves(piece, count // unit)
 
     def copy_into(self, name: str, target: Tensor) -> None:
         tensor = self._tensors[self._gguf_name(name)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from ....kernels.linear.types import QuantizedWeight
 from ....protocol.errors import ConfigurationError, ModelLoadError
 from ..formats import formats_of
-from ..formats.format import Format, StoredWeight, alike, joined
+from ..formats.format import Format, StoredWeight, alike, assembled, joined
 from ..formats.gguf import GGUF_BLOCKS
 from ..sharding import ExpertShard, Shard
 from .checkpoint import SafetensorsFolder
@@ -111,6 +111,10 @@ class QuantizedLayers:
         return _packed(whole, shape, shard, narrow=self._is_gguf)
 
     def _part(self, layer: str, form: Format, inputs: int) -> StoredWeight:
+        checkpoint, name = self._checkpoint, _named(layer, "weight")
+        if isinstance(checkpoint, GgufFile):
+            pieces = (form.decode({"weight": piece}, inputs) for piece in checkpoint.pieces(name))
+            return assembled(pieces, checkpoint.shape(name)[0])
         tensors = self._tensors(layer, form)
         matrices = [leaf for leaf in form.required if not leaf.startswith("weight_scale")]
         if any(tensors[leaf].dim() != 2 for leaf in matrices):
