@@ -10,12 +10,12 @@ from typing import Literal
 from ..protocol.errors import ConfigurationError
 
 TargetName = Literal["quality", "cloud_share", "cost"]
-Promise = Literal["level", "mean", "net"]
-PROMISES: tuple[Promise, ...] = ("level", "mean", "net")
+Promise = Literal["net", "no-loss", "mean"]
+PROMISES: tuple[Promise, ...] = ("net", "no-loss", "mean")
 #: Promises that count losses.
-COUNTED: tuple[Promise, ...] = ("level", "mean")
+COUNTED: tuple[Promise, ...] = ("no-loss", "mean")
 DEFAULT_QUALITY = 0.98
-_SUFFIXES: dict[Promise, str] = {"mean": " on average", "net": " net"}
+_SUFFIXES: dict[Promise, str] = {"mean": " on average", "no-loss": " no-loss"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,11 @@ class Target:
     value: float = DEFAULT_QUALITY
     # The cloud's prices in US dollars per million prompt and answer tokens; None: unknown. A `cost` needs prices.
     prices: tuple[float, float] | None = None
-    # `level`: each calibration meets the target with probability `promise_level`. `mean`: calibrations meet the target
-    # on average; about half of them miss it slightly. `net`: as `level`, but a quality counts what the device does
-    # better than the cloud, and small losses in part. The target `cost` always holds only on average.
-    promise: Promise = "level"
+    # `net`: each calibration meets the target with probability `promise_level`. `no-loss`: likewise, but what the
+    # device does better than the cloud does not make up for losses, and a small loss counts as a whole one. `mean`:
+    # calibrations meet the target on average, losses counted; about half of them miss it slightly. `net` and `no-loss`
+    # differ for a quality only. The target `cost` always holds only on average.
+    promise: Promise = "net"
 
     def __post_init__(self) -> None:
         raw: object = self.value
@@ -45,8 +46,6 @@ class Target:
             raise ConfigurationError(f"{self.name} must be {kind}{bounds}, not {raw!r}.", param=self.name)
         if self.promise not in PROMISES:
             raise ConfigurationError(f"promise must be {' or '.join(PROMISES)}, not {self.promise}.", param="promise")
-        if self.promise == "net" and self.name != "quality":
-            raise ConfigurationError(f"promise net needs the target quality, not {self.name}.", param="promise")
         if self.name == "cost" and not any(self.prices or ()):
             why = "no price is set" if self.prices is None else "both prices are 0"
             raise ConfigurationError(
@@ -72,4 +71,5 @@ class Target:
     def __str__(self) -> str:
         if self.name == "cost":
             return f"cost {self.value:g} US dollars per 1,000 requests"
-        return f"{self.name} {self.value:g}{_SUFFIXES.get(self.promise, '')}"
+        suffix = "" if self.name == "cloud_share" and self.promise == "no-loss" else _SUFFIXES.get(self.promise, "")
+        return f"{self.name} {self.value:g}{suffix}"

@@ -192,9 +192,9 @@ class RouterConfig:
     # Signal for `confidence`: `probability` (geometric mean over tokens), `entropy` (exp(-mean entropy)) or `margin`
     # (logistic function of the mean lead over the runner-up).
     confidence_signal: ConfidenceSignal = "probability"
-    # `level`: the target holds with the probability `promise_level`. `mean`: on average, with fewer escalations.
-    # `net`: as `level`, for the average score: the device's own gains make up for losses.
-    promise: Promise = "level"
+    # `net`: the target holds with the probability `promise_level`. `no-loss`: likewise, but what only the device gets
+    # right does not make up for losses. `mean`: on average, with fewer escalations.
+    promise: Promise = "net"
     # Policy to use: `auto` (calibrated for this pair of models), a name of `updraft policy list`, or a folder.
     policy: str = "auto"
     # Whether a policy calibrated for other models may be used.
@@ -279,8 +279,8 @@ class RouterConfig:
         """Raise ConfigurationError for a former name of a setting, or of a value of `promise`."""
         for name in filter(_RENAMED.get, given):
             raise ConfigurationError(f"`{name}`{source} is now `{_RENAMED[name]}`: rename the setting.", param=name)
-        if given.get("promise") == "confidence":
-            raise ConfigurationError(f'promise = "confidence"{source} is now promise = "level".', param="promise")
+        if (former := given.get("promise")) in ("confidence", "level"):
+            raise ConfigurationError(f'promise = "{former}"{source} is now promise = "no-loss".', param="promise")
 
     def __post_init__(self) -> None:
         _ = self.stated_target, self.target  # both raise ConfigurationError for invalid targets

@@ -133,8 +133,8 @@ class OpenAI(_RoutedReply, openai.OpenAI):
     quality: the share of the cloud's quality to keep.
     cloud_share: the maximum share of requests to escalate.
     cost: the maximum US dollars per 1,000 requests.
-    promise: "level" if the target holds with a stated probability, "mean" if it holds on average, "net" if gains of the
-        local model may make up for losses.
+    promise: "net" if the target holds with a stated probability, "no-loss" if gains of the local model must not make up
+        for losses, "mean" if the target holds on average.
     confidence: instead of a target, a plain threshold for the local model's confidence.
     confidence_signal: the measure of this confidence: "probability", "entropy" or "margin".
 

@@ -2,8 +2,8 @@
 
 The tested code is `operating_point`, which computes a router's thresholds from rows. In these rows the cloud is always
 right. The risk is the share of requests that stay local although only the cloud was right. A quality target of 1 -
-alpha promises a risk of at most alpha. A promise of kind `level` is broken if the *true* risk exceeds alpha. A promise
-of kind `mean` (decision 034) is broken if the mean true risk of many calibrations exceeds alpha.
+alpha promises a risk of at most alpha. The promise `no-loss` is broken if the *true* risk exceeds alpha. The promise
+`mean` (decision 034) is broken if the mean true risk of many calibrations exceeds alpha.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NET_SPLITS = 100
 _GRID = 20_001
 
 
-def promised(alpha: float, promise: Promise = "level") -> Rule:
+def promised(alpha: float, promise: Promise = "no-loss") -> Rule:
     """Return the rule that computes the thresholds of a router that promises a risk of at most `alpha`."""
     target = Target("quality", 1.0 - alpha, promise=promise)
     return lambda rows: operating_point(rows, target, DELTA).thresholds

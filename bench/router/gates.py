@@ -59,7 +59,7 @@ def _judged(policy: Policy, outcomes: Sequence[GradedRow]) -> dict[str, Any]:
     promised: dict[str, float] = {}
     for promise in COUNTED:
         for alpha in ALPHAS:
-            of = f"{alpha:g}" if promise == "level" else f"{promise}_{alpha:g}"
+            of = f"{alpha:g}" if promise == "no-loss" else f"{promise}_{alpha:g}"
             halves = half_splits(judged.judged[:_SPLIT], gain[:_SPLIT], alpha, rule_of(alpha, promise))
             promised |= split_figures(halves, of)
     best = max(auroc(single_signal(name, views), wrong) for name in SINGLE_SIGNALS)

@@ -245,7 +245,7 @@ def _promise(runs: Sequence[SeedScores], rows: list[GradedRow]) -> dict[str, Any
     for alpha in guarantee.ALPHAS:
         for promise in COUNTED:
             rule = guarantee.promised(alpha, promise)
-            of = f"{alpha:g}" if promise == "level" else f"{promise}_{alpha:g}"
+            of = f"{alpha:g}" if promise == "no-loss" else f"{promise}_{alpha:g}"
             true = {shape.name.replace(" ", "_"): guarantee.true_risks(shape, rule, draws=DRAWS) for shape in shapes}
             rates = {name: float((risks > alpha).mean()) for name, risks in true.items()}
             figures |= split_figures(guarantee.half_splits(runs[0].p_gain, gain, alpha, rule), of)

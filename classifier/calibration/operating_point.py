@@ -3,8 +3,8 @@
 Two quantities can be promised: the risk, which is the share of requests that stay local although only the cloud was
 right, and the cloud share, which is the share of requests that escalate. Each is bounded by Clopper-Pearson, or on
 average by conformal risk control (Angelopoulos et al., 2022), which counts one additional row as lost. A `quality` q
-allows a risk of (1 - q) times the cloud's own score. A cost is not promised but only expected, because the calibration
-rows may lack rare long answers.
+allows a risk of (1 - q) times the cloud's own score. With the promise `net`, betting bounds the average score instead. A
+cost is not promised but only expected, because the calibration rows may lack rare long answers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OperatingPoint:
     # The target is missed with at most this probability, unless `target.promise` is "mean" or the target is a cost.
     delta: float
     thresholds: Thresholds
-    # Highest risk that the promise allows; None unless the target is a quality that counts losses.
+    # Highest risk that the promise allows; None unless the target is a quality whose losses are counted.
     alpha: float | None
     # Observed share of requests that stay local although only the cloud was right.
     risk: float
@@ -65,7 +65,7 @@ def operating_point(
     for a limit. A cost is kept for requests that resemble the rows, with a margin for the variance of the cost.
     `path`: the threshold path of `rows`, if already computed.
     """
-    alpha = _alpha(rows, target, delta) if target.name == "quality" and target.promise != "net" else None
+    alpha = _alpha(rows, target, delta) if _counts_losses(rows, target) else None
     path = path or ThresholdPath.of(rows)
     best = path.walk(_holds(path, rows, target, alpha, delta), back=target.name != "quality")
     return _observed(rows, best, target, alpha, delta)
@@ -87,9 +87,11 @@ class RowsNeeded:
 
 def rows_needed(rows: CalibrationRows, target: Target, delta: float = DELTA) -> RowsNeeded | None:
     """Return how many calibration rows are needed to keep more requests local; None if more rows cannot help."""
-    alpha = _alpha(rows, target, delta) if target.name == "quality" and target.promise != "net" else 0.0
-    if target.promise == "net":
+    if target.name != "quality":
+        return None
+    if not _counts_losses(rows, target):
         return _rows_needed_net(rows, target.value, delta)
+    alpha = _alpha(rows, target, delta)
     if alpha <= 0:
         return None
 
@@ -123,6 +125,16 @@ def least_cloud_share(mu: float, alpha: float) -> float:
     return max(0.0, mu - alpha)
 
 
+def _counts_losses(rows: CalibrationRows, target: Target) -> bool:
+    """Return whether a quality is kept by counting losses.
+
+    If the cloud is always right, as when answers are graded by agreement with it, the promises `net` and `no-loss` are
+    the same, and counting needs fewer rows than betting. Partial scores would count as whole losses.
+    """
+    is_exact = bool((rows.cloud == 1).all()) and bool(np.isin(rows.local, (0, 1)).all())
+    return target.name == "quality" and (target.promise != "net" or is_exact)
+
+
 def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
     """Return the risk that a quality target allows: (1 - quality) times a lower bound on the cloud's mean score.
 
@@ -136,12 +148,12 @@ def _alpha(rows: CalibrationRows, target: Target, delta: float) -> float:
 def _holds(path: ThresholdPath, rows: CalibrationRows, target: Target, alpha: float | None, delta: float) -> Bools:
     """Return for each step of the path, (m,), whether the target can be shown to hold at this step."""
     n, evidence, mean = len(rows.gain), rows.evidence, target.promise == "mean"
-    if target.promise == "net":
-        return _net_holds(path, rows, target.value, delta)
     if alpha is not None:
         # Conformal risk control applies: loss minus allowed loss is at most 1 per row and never falls along the path.
         most = alpha * evidence - 1.0 + 1e-9 if mean else max_losses(evidence, alpha, (1.0 - _DELTA_OF_SCORE) * delta)
         return path.sums(rows.gain) * evidence <= most * n
+    if target.name == "quality":
+        return _net_holds(path, rows, target.value, delta)
     if target.name == "cloud_share":
         most = max_losses_on_average(evidence, target.value) if mean else max_losses(evidence, target.value, delta)
         # The bounds assume one gate, whose threshold is a row's P(gain). Each further gate may escalate one more row.

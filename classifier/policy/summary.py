@@ -115,7 +115,7 @@ def _promise(target: Target, point: OperatingPoint) -> str:
             f"{sure}: at most {point.alpha:.2%} stay local although only the cloud is right (observed "
             f"{point.risk:.2%}), so at least {target.value:.1%} of the cloud's score is kept."
         )
-    if target.promise == "net":
+    if target.name == "quality":
         return (
             f"{sure}: routed answers score on average at least {target.value:.1%} of what the cloud's score "
             f"(observed {point.quality:.1%})."

@@ -21,7 +21,6 @@ from ..calibration.operating_point import DELTA, rows_to_promise
 from ..calibration.rows import CalibrationRows
 from ..features.blocks import Mode
 from ..features.feature_rows import FeatureRows
-from ..licences.betting import rows_to_license
 from .router_model import MEMBERS, MIN_DIFFERENT, MIN_FITTED, MIN_LABELS, Labels, RouterModel, Topics, fit_router
 
 # Share of the representative rows held out, chosen on simulated populations (`updraft bench guarantee`).
@@ -84,15 +83,13 @@ def fit_gates(material: TrainingData, seed: int = 0, members: Sequence[str] = ME
     return FittedGates(routers, fitting, calibrated(p_gain, material, calibrating))
 
 
-def prompts_to_promise(quality: float, delta: float = DELTA, *, net: bool = False) -> int:
+def prompts_to_promise(quality: float, delta: float = DELTA) -> int:
     """Return the minimum number of graded prompts, rounded up to tens, that can promise `quality` (below 1).
 
-    Assumes that the cloud scores 0.9. With fewer prompts every request escalates, even with a perfect local model.
-    `net`: for a promise of the average score.
+    Assumes that the cloud scores 0.9 and losses are counted. With fewer prompts every request escalates, even with a
+    perfect local model.
     """
-    perfect = np.repeat((1.0 - quality, 0.0), (9, 1))
-    rows = rows_to_license(perfect, delta, quality) if net else rows_to_promise(quality, _CLOUD_SCORE, delta)
-    assert rows is not None, "perfect rows prove any quality below 1"
+    rows = rows_to_promise(quality, _CLOUD_SCORE, delta)
     return max(MIN_LABELS, ceil(rows / HELD_OUT / 10) * 10)
 
 

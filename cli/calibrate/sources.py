@@ -311,7 +311,7 @@ def _prompts_for_promise(target: Target) -> int:
     from ...classifier.training.gates import prompts_to_promise
 
     promises = target.name == "quality" and target.promise != "mean" and target.value < 1
-    return prompts_to_promise(target.value, net=target.promise == "net") if promises else 0
+    return prompts_to_promise(target.value) if promises else 0
 
 
 def _check_enough(rows: int, why: str = "") -> None:

@@ -116,8 +116,8 @@ class Pair:
     promise: Annotated[
         Promise | None,
         typer.Option(
-            help="Kind of guarantee: the target holds with the policy's promise level (level, the default), also for "
-            "average scores (net), or on average over calibrations (mean); net and mean escalate less."
+            help="Kind of guarantee: the target holds with the policy's promise level (net, the default), likewise "
+            "without counting what only the device gets right (no-loss), or on average over calibrations (mean)."
         ),
     ] = None
     confidence: Annotated[

@@ -40,8 +40,9 @@ def check_renamed(arguments: Iterable[str], options: Collection[str]) -> None:
     """Raise ConfigurationError if a former name is among the arguments of a command with these `options`."""
     before = ""
     for argument in takewhile(lambda word: word != "--", arguments):
-        if argument == "--promise=confidence" or (before, argument) == ("--promise", "confidence"):
-            raise ConfigurationError("`--promise confidence` is now `--promise level`.", param="--promise")
+        for value in ("confidence", "level"):
+            if argument == f"--promise={value}" or (before, argument) == ("--promise", value):
+                raise ConfigurationError(f"`--promise {value}` is now `--promise no-loss`.", param="--promise")
         former = before = argument.partition("=")[0]
         if (name := current_name(former, options)) is not None:
             raise ConfigurationError(f"`{former}` is now `{name}`.", param=former)

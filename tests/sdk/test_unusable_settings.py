@@ -197,5 +197,5 @@ def test_a_text_file_is_never_overwritten(make: Callable[[Path], object], tmp_pa
 def test_a_former_name_is_answered_with_the_current_name(make: Callable[..., Any], setting: str, current: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^`{setting}`.* is now {current}: rename the setting"):
         make(**{setting: ()})
-    with pytest.raises(ConfigurationError, match='is now promise = "level"'):
+    with pytest.raises(ConfigurationError, match='is now promise = "no-loss"'):
         make(promise="confidence")

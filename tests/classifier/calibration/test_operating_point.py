@@ -105,11 +105,11 @@ def test_a_limit_is_kept_by_three_gates(target: Target) -> None:
 
 def test_an_average_sends_up_less() -> None:
     rows = drawn(np.random.default_rng(3), 400)
-    for sure in (Target("quality", 0.95), Target("quality", 0.9)):
+    for sure in (Target("quality", 0.95, promise="no-loss"), Target("quality", 0.9, promise="no-loss")):
         mean = replace(sure, promise="mean")
         assert operating_point(rows, mean).cloud_share < operating_point(rows, sure).cloud_share
         assert operating_point(rows, mean).alpha == pytest.approx((1 - sure.value) * rows.cloud.mean())
-    with pytest.raises(ConfigurationError, match="promise must be level or mean"):
+    with pytest.raises(ConfigurationError, match="promise must be net or no-loss or mean"):
         Target("quality", 0.9, promise="surely")  # type: ignore[arg-type]
 
 
@@ -126,7 +126,9 @@ def test_allowed_losses_of_a_quality_match_the_bounds() -> None:
     assert point.alpha == pytest.approx(0.0989588, abs=1e-7)
     assert point.risk == 34 / 440
     half = replace(rows, cloud=np.repeat([1.0, 0.0], 220))
-    assert operating_point(half, Target("quality", 0.9), 0.1).alpha == pytest.approx(0.0428036, abs=1e-7)
+    assert operating_point(half, Target("quality", 0.9, promise="no-loss"), 0.1).alpha == pytest.approx(
+        0.0428036, abs=1e-7
+    )
     assert operating_point(replace(rows, prompts=100), Target("quality", 0.9), 0.1).alpha == pytest.approx(
         0.0954993, abs=1e-7
     )
@@ -188,7 +190,7 @@ def test_copies_of_a_prompt_are_no_further_evidence(target: Target, copies: int)
 
 def test_a_net_promise_is_kept_and_keeps_more_local() -> None:
     """The device is right where the cloud is not as often as the cloud is where the device is not."""
-    rng, broken, shares = np.random.default_rng(0), 0, {"level": list[float](), "net": list[float]()}
+    rng, broken, shares = np.random.default_rng(0), 0, {"no-loss": list[float](), "net": list[float]()}
 
     def both(n: int) -> CalibrationRows:
         p_gain = rng.beta(0.5, 1.5, n)
@@ -204,7 +206,7 @@ def test_a_net_promise_is_kept_and_keeps_more_local() -> None:
             share.append(float(up.mean()))
             broken += promise == "net" and np.where(up, many.cloud, many.local).mean() < 0.95 * many.cloud.mean()
     assert broken <= 10 + 3 * 3
-    assert np.mean(shares["net"]) < 0.7 * np.mean(shares["level"])
+    assert np.mean(shares["net"]) < 0.7 * np.mean(shares["no-loss"])
 
 
 def test_copies_of_a_prompt_prove_a_net_quality_no_more_than_once() -> None:
@@ -215,6 +217,28 @@ def test_copies_of_a_prompt_prove_a_net_quality_no_more_than_once() -> None:
     assert operating_point(drawn(np.random.default_rng(3), 10), target).cloud_share == 1.0
 
 
-def test_a_net_promise_is_one_of_quality() -> None:
-    with pytest.raises(ConfigurationError, match="promise net needs the target quality, not cloud_share"):
-        Target("cloud_share", 0.3, promise="net")
+def test_net_and_no_loss_differ_for_qualities_only() -> None:
+    rows = drawn(np.random.default_rng(3), 300)
+    for name, value in (("cloud_share", 0.3), ("quality", 0.9)):
+        net, strict = (operating_point(rows, Target(name, value, promise=each)) for each in ("net", "no-loss"))  # type: ignore[arg-type]
+        assert (net.thresholds == strict.thresholds) == (name == "cloud_share")
+
+
+@pytest.mark.parametrize(("right", "rows"), [(1.0, 60), (1.0, 300), (0.99, 60), (0.995, 300)])
+def test_by_agreement_a_net_promise_is_one_without_losses(right: float, rows: int) -> None:
+    """Losses are counted if the cloud is right in all rows. This choice does not break the promise."""
+    rng, broken, runs = np.random.default_rng(5), 0, 150
+
+    def sample(n: int) -> CalibrationRows:
+        p_gain, ones = rng.beta(0.7, 1.4, n), np.full(n, 1.0)
+        local, cloud = rng.random(n) < 1 - p_gain, rng.random(n) < right
+        return CalibrationRows(p_gain, None, local.astype(float), cloud.astype(float), ones, ones)
+
+    many = sample(100_000)
+    for _ in range(runs):
+        drawn = sample(rows)
+        net, strict = (operating_point(drawn, Target("quality", 0.9, promise=each)) for each in ("net", "no-loss"))  # type: ignore[arg-type]
+        assert drawn.cloud.min() < 1 or net.thresholds == strict.thresholds
+        up = many.before > net.thresholds.before
+        broken += np.where(up, many.cloud, many.local).mean() < 0.9 * many.cloud.mean()
+    assert broken <= 0.1 * runs + 3 * (runs * 0.1 * 0.9) ** 0.5

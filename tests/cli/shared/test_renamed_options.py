@@ -59,9 +59,9 @@ def test_a_former_name_is_refused(in_process, arguments: tuple[str, ...], name: 
 
 
 def test_a_former_value_is_refused(in_process) -> None:
-    for arguments in (("--promise", "confidence"), ("--promise=confidence",)):
+    for arguments in (("--promise", "confidence"), ("--promise=confidence",), ("--promise", "level")):
         done = in_process("ask", "hi", *arguments)
-        assert (done.returncode, "is now `--promise level`" in done.stderr) == (2, True)
+        assert (done.returncode, "is now `--promise no-loss`" in done.stderr) == (2, True)
 
 
 def test_a_name_that_a_command_still_has_is_its_own() -> None:

@@ -90,7 +90,7 @@ def test_the_settings_file_has_a_table_of_serve(updraft, tmp_path: Path) -> None
     file.write_text("[serve]\nprot = 0\n")
     assert "Did you mean port?" in updraft("serve", env={"UPDRAFT_CONFIG": str(file)}).stderr
     file.write_text('[serve]\npromise = "confidence"\n')
-    assert 'is now promise = "level"' in updraft("serve", "--config", str(file)).stderr
+    assert 'is now promise = "no-loss"' in updraft("serve", "--config", str(file)).stderr
 
 
 def test_the_router_leaves_the_table_of_serve_alone(file: Path) -> None:

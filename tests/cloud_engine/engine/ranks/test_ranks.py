@@ -167,6 +167,10 @@ def write_random(family: str, folder: Path) -> None:
     library.save(str(folder / "tokenizer.json"))
 
 
+#: Shapes whose layers all release blocks behind a window.
+WINDOWED = ("mistral-window", "mistral-block-window", "gemma3", "phi3", "mixtral")
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("family", SHAPES)
 def test_every_family_answers_on_ranks_as_in_one_process(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,10 +192,11 @@ def test_every_family_answers_on_ranks_as_in_one_process(family: str, monkeypatc
         results.append({request.request_id: each[0] for request, each in zip(batch, together, strict=True)})
         assert engine.stats().preemptions > 0
 
-    small = replace(ONE, num_gpu_blocks_override=20)
+    small = replace(ONE, num_gpu_blocks_override=12 if family in WINDOWED else 20)
+    stages, parts = replace(small, pipeline_parallel=2), replace(small, tensor_parallel=2)
     with tempfile.TemporaryDirectory() as folder:
         write_random(family, Path(folder))
-        for config in (small, replace(small, tensor_parallel=2), replace(small, pipeline_parallel=2)):
+        for config in (small, stages) if family == "olmo2" else (small, stages, parts):  # its norms cannot be split
             serve(config, scenario, model=Path(folder))
     one, *others = results
     for other in others:
