@@ -3,8 +3,8 @@
 Two quantities can be promised: the risk, which is the share of requests that stay local although only the cloud was
 right, and the cloud share, which is the share of requests that escalate. Each is bounded by Clopper-Pearson, or on
 average by conformal risk control (Angelopoulos et al., 2022), which counts one additional row as lost. A `quality` q
-allows a risk of (1 - q) times the cloud's own score. With the promise `net`, betting bounds the average score instead. A
-cost is not promised but only expected, because the calibration rows may lack rare long answers.
+allows a risk of (1 - q) times the cloud's own score. With the promise `net`, betting bounds the average score instead.
+A cost is not promised but only expected, because the calibration rows may lack rare long answers.
 """
 
 from __future__ import annotations
