@@ -90,7 +90,7 @@ def init(
         from ..classifier.target import DEFAULT_QUALITY
         from ..classifier.training.gates import prompts_to_promise
 
-        prompts = prompts_to_promise(DEFAULT_QUALITY)
+        prompts = prompts_to_promise(DEFAULT_QUALITY, errs=True)
         _print(
             f"A target such as quality = {DEFAULT_QUALITY} needs a calibration of this pair. Put at least {prompts} of "
             "your own prompts into a file, one per line (past questions to your app, for example), and let both models "

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, cloud, demo, evaluate, init, keys, learn, plan, policy, servers, tasks, top, tune
+from . import bench, cloud, demo, evaluate, init, keys, learn, plan, policy, route, servers, tasks, top, tune
 from .calibrate import command as calibrate
 from .doctor import command as doctor
 from .ledger import requests, usage
@@ -83,6 +83,7 @@ app.command()(store.models)
 app.command()(store.rm)
 app.command()(store.verify)
 app.command()(calibrate.calibrate)
+app.command()(route.route)
 app.command()(learn.learn)
 app.command()(learn.feedback)
 app.command()(tune.tune)

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -41,6 +41,7 @@ from .cascade.cascade import Cascade, CloudReply, LocalReply, Reply
 from .config import GATE_SETTINGS, LIVE_SETTINGS, RouterConfig
 from .conversations import ConversationTiers
 from .factory import check_aliases, check_startable, load_backoff, load_gates_of, load_tiers, with_local
+from .forecast import RouteForecast, forecast
 from .gates.rules import LatencyEstimates
 from .learning import Learning
 from .privacy.rules import PrivacyRules
@@ -288,6 +289,19 @@ class Router:
     async def preview(self, request: WireRequest) -> tuple[RequestRecord, str]:
         """Return a record with the gates' decisions on a chat request, and the local text generated for the gates. Asks
         no cloud, and stores and counts nothing. Raises UpdraftError."""
+        async with self._rehearsal(request) as cascade:
+            await cascade.decide_only()
+        return cascade.record, cascade.local_text
+
+    async def forecast(self, request: WireRequest) -> RouteForecast:
+        """Return the decision on a chat request before any answer, with the expected cost and quality. Stores and
+        counts nothing. Raises UpdraftError."""
+        async with self._rehearsal(request) as cascade:
+            return await forecast(cascade, self.config, request.body)
+
+    @asynccontextmanager
+    async def _rehearsal(self, request: WireRequest) -> AsyncGenerator[Cascade]:
+        """Yield the cascade of a request that no user sent."""
         names = await self.names()
         body, model = await off_event_loop(request.body, lambda: read_model(request.body))
         tier, started = names.requested_tier(model), time.monotonic()
@@ -296,10 +310,10 @@ class Router:
             request.body, lambda: read_routing_request(request, body, tier, hold_tokens=None, started=started)
         )
         job = await self._ruled(request, job, body)
-        record = RequestRecord(self.config.prices, self.config.cloud_model, model=model)
+        caller = caller_of(request.headers)
+        record = RequestRecord(self.config.prices, self.config.cloud_model, model=model, caller=caller)
         async with aclosing(Cascade(job, self._state().unobserved(), record)) as cascade:
-            await cascade.decide_only()
-        return record, cascade.local_text
+            yield cascade
 
     async def mark(self, request: WireRequest) -> None:
         """Set the request's privacy mark, without answering the request. Raises InvalidRequestError."""

@@ -117,7 +117,7 @@ def _promise(target: Target, point: OperatingPoint) -> str:
         )
     if target.name == "quality":
         return (
-            f"{sure}: routed answers score on average at least {target.value:.1%} of what the cloud's score "
+            f"{sure}: routed answers score on average at least {target.value:.1%} of the cloud's score "
             f"(observed {point.quality:.1%})."
         )
     return f"{sure}: at most {target.value:.1%} go to the cloud."

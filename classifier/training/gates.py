@@ -21,6 +21,7 @@ from ..calibration.operating_point import DELTA, rows_to_promise
 from ..calibration.rows import CalibrationRows
 from ..features.blocks import Mode
 from ..features.feature_rows import FeatureRows
+from ..licences.betting import rows_to_license
 from .router_model import MEMBERS, MIN_DIFFERENT, MIN_FITTED, MIN_LABELS, Labels, RouterModel, Topics, fit_router
 
 # Share of the representative rows held out, chosen on simulated populations (`updraft bench guarantee`).
@@ -83,13 +84,15 @@ def fit_gates(material: TrainingData, seed: int = 0, members: Sequence[str] = ME
     return FittedGates(routers, fitting, calibrated(p_gain, material, calibrating))
 
 
-def prompts_to_promise(quality: float, delta: float = DELTA) -> int:
+def prompts_to_promise(quality: float, delta: float = DELTA, *, errs: bool = False) -> int:
     """Return the minimum number of graded prompts, rounded up to tens, that can promise `quality` (below 1).
 
-    Assumes that the cloud scores 0.9 and losses are counted. With fewer prompts every request escalates, even with a
-    perfect local model.
+    With fewer prompts every request escalates, even with a perfect local model. `errs`: for a cloud that is right in 9
+    of 10 rows, whose promise `net` needs more rows than counted losses do.
     """
-    rows = rows_to_promise(quality, _CLOUD_SCORE, delta)
+    perfect = np.repeat((1.0 - quality, 0.0), (9, 1))
+    rows = rows_to_license(perfect, delta, quality) if errs else rows_to_promise(quality, _CLOUD_SCORE, delta)
+    assert rows is not None, "perfect rows prove any quality below 1"
     return max(MIN_LABELS, ceil(rows / HELD_OUT / 10) * 10)
 
 

@@ -90,8 +90,8 @@ def calibrate(
     cloud's reply counts as right, and the local reply counts as right if both agree; --judge compares longer replies.
     Budgets and privacy rules apply. Run the same command again to resume an interrupted calibration.
 
-    Needs at least 100 prompts; a promise of quality 0.95 needs about 130, the default of 0.98 about 300. Needs
-    pip install '.[calibrate]' in a clone of Updraft.
+    Needs at least 100 prompts; a promise of quality 0.95 needs at least 130, the default of 0.98 at least 300, and a
+    third more if the cloud errs. Needs pip install '.[calibrate]' in a clone of Updraft.
 
     \b
     Examples

@@ -118,11 +118,13 @@ class Cascade:
         self.answered()
         return self._reply
 
-    async def decide_only(self) -> None:
-        """Run until a cloud would be called or the local answer is accepted. Call this instead of `run()`."""
-        state = State.RULES
-        while state not in (State.CLOUD, State.DONE):
+    async def decide_only(self, *, generates: bool = True) -> State:
+        """Run until a cloud would be called or the local answer is accepted, and return that state. Call this instead
+        of `run()`. `generates`: False stops before the device generates an answer."""
+        state, ends = State.RULES, (State.CLOUD, State.DONE, *(() if generates else (State.LOCAL,)))
+        while state not in ends:
             state = await self._steps[state]()
+        return state
 
     async def aclose(self) -> None:
         """Stop everything that still runs for this request. Idempotent."""
@@ -260,6 +262,11 @@ class Cascade:
         if self._gates is None:
             raise EngineError("The router has a local tier but no gates.")
         return self._gates
+
+    @property
+    def follows_task(self) -> bool:
+        """Whether the request's task prescribes the gates."""
+        return self._task_gates is not None
 
     @property
     def judged(self) -> LocalAnswer | None:

@@ -145,15 +145,16 @@ class PolicyGates(Gates):
         if quality is not None:  # round up, so that the number of cached targets is bounded
             quality = min(1.0, math.ceil(quality * _QUALITIES - 1e-6) / _QUALITIES)
         if quality not in self._thresholds:
-            self._thresholds[quality] = self.policy.thresholds_for(self._target_of(quality))
+            self._thresholds[quality] = self.policy.thresholds_for(self.target_of(quality))
         return self._thresholds[quality]
 
-    def _target_of(self, quality: float | None) -> Target:
+    def target_of(self, quality: float | None) -> Target:
+        """Return the target of a request that states a `quality`, or the router's."""
         return self.target if quality is None else Target("quality", quality, promise=self.target.promise)
 
     def _promised(self, quality: float | None) -> str:
         """Return a note for the reason if the quality is promised on average, else an empty string."""
-        target = self._target_of(quality)
+        target = self.target_of(quality)
         kept = target.promise == "mean" and target.name != "cost" and not self._caveat
         return ", which keeps the target on average" if kept else ""
 

@@ -143,7 +143,7 @@ OF_THIS_MACHINE = frozenset(
         *("/tokenize", "/detokenize", "/v1/chat/completions/input_tokens", "/v1/messages/count_tokens"),
         *("/v1/chat/completions/{completion}", "/v1/responses/{response}/cancel", "/v1/files", "/v1/batches"),
         *("/v1/batches/{batch}/cancel", "/api/show", "/updraft/requests/{id}/feedback", "/updraft/trace"),
-        *("/updraft/models/pull", "/api/pull", "/updraft/models/memory", "/updraft/markdown"),
+        *("/updraft/models/pull", "/api/pull", "/updraft/models/memory", "/updraft/markdown", "/updraft/route"),
         *("/v1/responses/input_tokens", "/updraft/target", "/updraft/tasks/{task}", "/v1/messages/batches"),
         *("/v1/messages/batches/{batch}/cancel", "/v1/conversations", "/v1/conversations/{conversation}"),
         "/v1/conversations/{conversation}/items",

@@ -20,6 +20,7 @@ from ....protocol.errors import ConfigurationError, InvalidRequestError, NotFoun
 from ....protocol.http.wire import WireResponse
 from ....protocol.requests import ChatRequest
 from ...config import TARGETS
+from ...forecast import RouteForecast
 from ...gates.exploration import ExplorationGates
 from ...gates.gates import GateDecision
 from ...router import Router
@@ -191,6 +192,10 @@ async def trace(context: RequestContext) -> WireResponse:
     return WireResponse.json(Trace(record.tier, record.reason, record.decisions, local_text, record.latency_ms))
 
 
+async def forecast(context: RequestContext) -> WireResponse:
+    return WireResponse.json(await context.router.forecast(context.request))
+
+
 async def chart(context: RequestContext) -> WireResponse:
     plot, router = _CHARTS.get(context.parameters["chart"]), context.router
     if plot is None:
@@ -274,6 +279,13 @@ ROUTES = (
         "gate verdicts on a chat request, without asking a cloud or writing a ledger row",
         ChatRequest,
         Trace,
+    ),
+    Route(
+        "POST /updraft/route",
+        forecast,
+        "the decision on a chat request before any answer, with the expected cost and quality",
+        ChatRequest,
+        RouteForecast,
     ),
     Route(
         "GET /updraft/charts/{chart}",

@@ -72,6 +72,8 @@ def test_a_trace_asks_no_cloud_and_writes_no_row(http: TestClient, cloud: FakeCl
     http.headers["authorization"] = "Bearer secret"
     body = {"model": "auto", "messages": [{"role": "user", "content": "hello"}]}
     assert http.post("/updraft/trace", json=body).json()["tier"] == "cloud"
+    forecast = http.post("/updraft/route", json=body).json()
+    assert (forecast["tier"], forecast["cloud_chance"], forecast["cloud_usd"]) == ("cloud", 1.0, None)
     assert cloud.requests == []
     assert http.get("/updraft/requests").json() == {"requests": []}
     http.post("/v1/chat/completions", json=body)
@@ -93,6 +95,12 @@ def test_a_calibrated_pair_shows_its_promise_and_traces_are_not_counted(
         assert "7" in traced["local_text"]
         strict = http.post("/updraft/trace", json=body | {"updraft": {"quality": 1.0}}).json()
         assert strict["tier"] == "cloud"
+        forecast = http.post("/updraft/route", json=body).json()
+        assert forecast["tier"] == "judged" and 0 < forecast["cloud_chance"] < 1 and forecast["expected_quality"] > 0.9
+        assert forecast["p_gain"] == pytest.approx(traced["decisions"][1]["p_gain"])
+        assert http.post("/updraft/route", json=body | {"updraft": {"quality": 1.0}}).json()["tier"] == "cloud"
+        assert http.post("/updraft/route", json=body | {"model": "local"}).json()["tier"] == "local"
+        assert http.post("/updraft/route", json={"model": "auto"}).status_code == 400
         report = http.get("/updraft/policy").json()
         assert report["drift"]["requests"] == 0, "a trace is no request"
         shares = [point["cloud_share"] for point in report["curve"]]
