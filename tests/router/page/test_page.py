@@ -182,7 +182,7 @@ def test_savings_calibration_and_models_show_their_figures(page: Watched) -> Non
     expect(tab.locator(".cards")).to_contain_text("saved against all-cloud")
     expect(tab.locator(".cards"), "the abandoned stream").to_contain_text("1 of")
     tab = open_view(page, "Calibration")
-    expect(tab.locator("main ul")).to_contain_text("of the cloud's score is kept")
+    expect(tab.locator("main ul")).to_contain_text("of the cloud's score (observed")
     expect(tab.locator("tbody tr")).to_have_count(10)
     expect(open_view(page, "Tasks").locator("main")).to_contain_text("learns no tasks")
     tab = open_view(page, "Models")
