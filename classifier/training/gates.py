@@ -88,7 +88,7 @@ def prompts_to_promise(quality: float, delta: float = DELTA, *, errs: bool = Fal
     """Return the minimum number of graded prompts, rounded up to tens, that can promise `quality` (below 1).
 
     With fewer prompts every request escalates, even with a perfect local model. `errs`: for a cloud that is right in 9
-    of 10 rows, whose promise `net` needs more rows than counted losses do.
+    of 10 rows, whose promise `net` needs more rows.
     """
     perfect = np.repeat((1.0 - quality, 0.0), (9, 1))
     rows = rows_to_license(perfect, delta, quality) if errs else rows_to_promise(quality, _CLOUD_SCORE, delta)

@@ -265,7 +265,7 @@ class Cascade:
 
     @property
     def follows_task(self) -> bool:
-        """Whether the request's task prescribes the gates."""
+        """Return whether the request's task prescribes the gates."""
         return self._task_gates is not None
 
     @property

@@ -78,8 +78,8 @@ def test_the_advised_commands_run_one_after_the_other(
     chat = updraft("chat", "--local", "pocket", input="2 + 2\n/quit\n")
     assert chat.returncode == 0, chat.stderr
     # The device knows short sums, and neither knows the other questions: what is kept is learnt from the wording.
-    sums = [f"{a} + {b}" for a in range(2, 14) for b in range(2, 15)][:150]
-    others = [f"Who wrote the book number {number} on the shelf of poems?" for number in range(150)]
+    sums = [f"{a} + {b}" for a in range(2, 18) for b in range(2, 15)][:200]
+    others = [f"Who wrote the book number {number} on the shelf of poems?" for number in range(200)]
     answers = {**{each: str(eval(each)) for each in sums}, **{each: f"Author {each[-20:]}" for each in others}}
     with fake_cloud(answers=answers) as url:
         call = [
