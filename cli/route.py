@@ -70,7 +70,8 @@ def _requests(file: Path) -> list[tuple[int, bytes]]:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequestError(f"{file}, line {number}: not a JSON object ({error}).", param="file") from error
         if "messages" not in body and isinstance(prompt := body.get("prompt"), str):
-            body = {"messages": [{"role": "user", "content": prompt}]}
+            del body["prompt"]
+            body["messages"] = [{"role": "user", "content": prompt}]
         bodies.append((number, msgspec.json.encode({"model": "auto", **body})))
     if not bodies:
         raise InvalidRequestError(f"{file} has no request.", param="file")

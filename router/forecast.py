@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 import msgspec
@@ -30,7 +31,7 @@ class RouteForecast(msgspec.Struct, kw_only=True):
     cloud_usd: float | None
     # `cloud_chance` times `cloud_usd`; None if one of them is unknown.
     expected_usd: float | None
-    # Share of the cloud's score that the policy kept on its calibration rows; None without a policy.
+    # Share of the cloud's score that the policy kept on its calibration rows; None if no policy decides.
     expected_quality: float | None
 
 
@@ -41,13 +42,13 @@ async def forecast(cascade: Cascade, config: RouterConfig, body: bytes) -> Route
     Raises UpdraftError if no tier can answer.
     """
     state = await cascade.decide_only(generates=False)
-    record, calibrated = cascade.record, _calibrated(cascade)
+    record, calibrated = cascade.record, _calibrated(cascade) if cascade.ruling.open else None
     is_judged = state is State.LOCAL and cascade.ruling.open
     size = answer_size(cascade.job.body, "chat/completions")
     point, written = None, size.limit
     if calibrated is not None:
         policy, target = calibrated.policy, calibrated.target_of(cascade.job.quality)
-        point = await cascade.read(lambda: policy.operating_point(target))
+        point = await asyncio.to_thread(policy.operating_point, target)
         mean = round(float(policy.calibration.written.mean()))
         written = mean if written is None else min(mean, written)
     chance: float | None = float(state is State.CLOUD)

@@ -175,15 +175,16 @@ class Learning:
                 grade = await _graded(cascade, cloud)
         except TimeoutError:
             grade = Grade(0.0, 1.0, "agreement", fault=f"the device took over {_SHADOW_S:.0f} s")
-        except UpdraftError as error:  # such as a prompt that is too long for the device
+        except Exception as error:
             if isinstance(error, OverloadedError) or not threading.main_thread().is_alive():
                 self._answered.discard(request)
-                tasks.drop(request)  # the device is too busy, or the interpreter exits and has closed it
+                tasks.drop(request)  # the device is too busy, or the interpreter exits, and libraries raise any error
                 return
-            grade = Grade(0.0, 1.0, "agreement", fault=f"the device failed: {error.message}")
-        except Exception:
-            log.exception("cannot compare the answers to request %s", request)
-            grade = Grade(None, None, "")
+            if isinstance(error, UpdraftError):  # such as a prompt that is too long for the device
+                grade = Grade(0.0, 1.0, "agreement", fault=f"the device failed: {error.message}")
+            else:
+                log.exception("cannot compare the answers to request %s", request)
+                grade = Grade(None, None, "")
         self._answered.discard(request)
         await tasks.grade(request, replace(grade, fault=grade.fault[:_MAX_FAULT]))
 

@@ -28,13 +28,13 @@ from .identity import MAX_NAME_CHARS, TaskShape, printable_name
 GRADED_WITHIN_S = 900.0
 #: Tier to which the user pinned a task. `auto`: the evidence decides.
 Pin = Literal["auto", "local", "cloud"]
-_VERSION, _KEY_BYTES, _ID_BYTES = 1, 32, 6
+_VERSION, _KEY_BYTES, _ID_BYTES = 2, 32, 6
 _SCHEMA = (
     "CREATE TABLE tasks (id TEXT PRIMARY KEY, name TEXT NOT NULL, title TEXT NOT NULL, pin TEXT NOT NULL,"
     " joined TEXT NOT NULL, changes INTEGER NOT NULL, first_at REAL NOT NULL) STRICT",
     "CREATE TABLE samples (seq INTEGER PRIMARY KEY AUTOINCREMENT, task TEXT NOT NULL, pair TEXT NOT NULL,"
     " request TEXT NOT NULL UNIQUE, at REAL NOT NULL, local REAL, cloud REAL, grader TEXT NOT NULL,"
-    " fault TEXT NOT NULL, features BLOB) STRICT",
+    " fault TEXT NOT NULL, features BLOB, owner TEXT NOT NULL DEFAULT '') STRICT",
     "CREATE INDEX samples_task ON samples (task, pair, seq)",
     "CREATE TABLE digest_key (key BLOB NOT NULL) STRICT",
 )
@@ -125,7 +125,10 @@ class TaskStore:
         with transaction(connection):
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             existing = tables(connection)
-            if existing and ("samples" not in existing or version != _VERSION):
+            if "samples" in existing and version == 1:
+                connection.execute("ALTER TABLE samples ADD COLUMN owner TEXT NOT NULL DEFAULT ''")
+                connection.execute(f"PRAGMA user_version={_VERSION}")
+            elif existing and ("samples" not in existing or version != _VERSION):
                 raise ConfigurationError(
                     f"{self.path} holds no tasks of format {_VERSION}: name another file, or move this one.",
                     param="tasks",
@@ -159,8 +162,8 @@ class TaskStore:
         """Store a sampled request, before its answers exist."""
         with self._database.transaction() as connection:
             connection.execute(
-                "INSERT OR IGNORE INTO samples VALUES (NULL, ?, ?, ?, ?, NULL, NULL, '', '', NULL)",
-                (task, pair, request, time.time()),
+                "INSERT OR IGNORE INTO samples VALUES (NULL, ?, ?, ?, ?, NULL, NULL, '', '', NULL, ?)",
+                (task, pair, request, time.time(), _process(os.getpid())),
             )
 
     def grade(self, request: str, grade: Grade) -> None:
@@ -248,17 +251,20 @@ class TaskStore:
             return {task: (rows, graded) for task, rows, graded in connection.execute(query, (pair,)).fetchall()}
 
     def samples(self, task: str, pair: str, after: int = 0) -> list[Sample]:
-        """Return a task's rows after number `after`, in order, up to the first that may still get its grade."""
+        """Return a task's rows after number `after`, in order, up to the first that may still get its grade.
+
+        A row of an ended process gets none, so that a kill neither stops learning nor prolongs a licence.
+        """
         with self._database.use() as connection:
             rows = connection.execute(
-                f"SELECT {_SAMPLE} FROM samples WHERE task = ? AND pair = ? AND seq > ? ORDER BY seq",
+                f"SELECT owner, {_SAMPLE} FROM samples WHERE task = ? AND pair = ? AND seq > ? ORDER BY seq",
                 (task, pair, after),
             ).fetchall()
         waits_from = time.time() - GRADED_WITHIN_S
         samples: list[Sample] = []
-        for row in rows:
+        for owner, *row in rows:
             sample = Sample(*row)
-            if not sample.grader and sample.at > waits_from:
+            if not sample.grader and sample.at > waits_from and not _has_ended(owner):
                 break
             samples.append(sample)
         return samples
@@ -271,3 +277,19 @@ class TaskStore:
 
     def close(self) -> None:
         self._database.close()
+
+
+def _process(pid: int) -> str:
+    """Return a name that no later process has: namespace, id, start time. Empty for an ended one, or without /proc."""
+    try:
+        state, *_, started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:20]
+        return "" if state in "ZX" else f"{Path('/proc/self/ns/pid').readlink()} {pid} {started}"
+    except OSError:
+        return ""
+
+
+def _has_ended(owner: str) -> bool:
+    """Return whether this system can tell that the process `owner` has ended. Other containers' are not visible."""
+    namespace, _, process = owner.partition(" ")
+    own, _, _ = _process(os.getpid()).partition(" ")
+    return bool(owner) and namespace == own and _process(int(process.split()[0])) != owner

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 CLOUD = ("--cloud-url", "http://127.0.0.1:9/v1", "--cloud-model", "big")
-LIMITED = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 10}
 
 
 def test_a_file_is_routed_without_a_call(in_process: Any, tmp_path: Path) -> None:
     file, home = tmp_path / "requests.jsonl", tmp_path / "home"
-    file.write_text(json.dumps(LIMITED) + '\n\n{"prompt": "hello"}\n')
+    file.write_text('{"prompt": "hello", "max_tokens": 10}\n\n{"prompt": "hello"}\n')
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text("[prices]\ncloud_input = 1\ncloud_output = 1000\n")
     done = in_process("route", str(file), *CLOUD, "--json")

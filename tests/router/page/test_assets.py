@@ -100,6 +100,9 @@ def test_a_calibrated_pair_shows_its_promise_and_traces_are_not_counted(
         assert forecast["p_gain"] == pytest.approx(traced["decisions"][1]["p_gain"])
         assert http.post("/updraft/route", json=body | {"updraft": {"quality": 1.0}}).json()["tier"] == "cloud"
         assert http.post("/updraft/route", json=body | {"model": "local"}).json()["tier"] == "local"
+        picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        seen = http.post("/updraft/route", json=body | {"messages": [{"role": "user", "content": [picture]}]}).json()
+        assert (seen["tier"], seen["expected_quality"]) == ("cloud", None), "no gate decides"
         assert http.post("/updraft/route", json={"model": "auto"}).status_code == 400
         report = http.get("/updraft/policy").json()
         assert report["drift"]["requests"] == 0, "a trace is no request"

@@ -19,7 +19,7 @@ SCRIPT = """
     store, features = TaskStore(Path(sys.argv[1])), bytes(48)
     ids = [store.id_of(TaskShape("", f"name\\0\\0task {at}")) for at in range(10_000)]
     with store._database.transaction() as connection:
-        insert = "INSERT INTO samples VALUES (NULL, ?, 'pair', ?, 0, 1, 1, 'agreement', '', ?)"
+        insert = "INSERT INTO samples VALUES (NULL, ?, 'pair', ?, 0, 1, 1, 'agreement', '', ?, '')"
         connection.executemany("INSERT INTO tasks VALUES (?, '', '', 'auto', '', 0, 0)", [(each,) for each in ids])
         connection.executemany(insert, [(each, f"{each}-{n}", features) for each in ids for n in range(2)])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -52,6 +53,38 @@ def test_rows_are_read_in_order_up_to_one_that_waits(store: TaskStore, monkeypat
     assert (waits.request, waits.row.local, waits.row.cloud, waits.row.request.is_faulty) == ("waits", 0.0, 1.0, True)
     assert (later.row.local, later.row.request.is_faulty) == (0.5, False)
     assert store.samples(task, "another pair") == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the start of a process is read from /proc")
+def test_a_row_of_a_killed_process_does_not_wait(store: TaskStore) -> None:
+    script = """
+        import os, signal, sys
+        from pathlib import Path
+        from updraft.router.tasks.store import TaskStore
+        TaskStore(Path(sys.argv[1])).begin(sys.argv[2], "pair", "killed")
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    task = sampled(store, 1)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(store.path), task], check=False)
+    store.begin(task, "pair", "later")
+    store.grade("later", Grade(1.0, 1.0, "agreement", features=FEATURES))
+    assert [each.request for each in store.samples(task, "pair")] == [f"{task}-0", "killed", "later"]
+    store.begin(task, "pair", "own")
+    assert store.samples(task, "pair")[-1].request == "later", "a row of this process waits"
+
+
+def test_a_file_of_the_former_format_is_migrated(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.sqlite3"
+    with closing(TaskStore(path)) as store:
+        task = sampled(store, 2)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE samples DROP COLUMN owner")
+        connection.execute("PRAGMA user_version=1")
+        connection.commit()
+    with closing(TaskStore(path)) as store:
+        assert len(store.samples(task, "pair")) == 2
+        assert sampled(store, 3) == task
+        assert len(store.samples(task, "pair")) == 3
 
 
 def test_a_grade_is_final_except_for_the_users(store: TaskStore) -> None:
