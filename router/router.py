@@ -477,10 +477,9 @@ class Router:
             if isinstance(call, Cascade):
                 self._learning.ended(call, None, status)
 
-    @property
-    def shadows(self) -> set[asyncio.Task[None]]:
-        """Running comparisons of both tiers, which `close()` ends."""
-        return self._learning.shadows
+    async def end_learning(self) -> None:
+        """Wait for running comparisons of both tiers, and store what was learned. Idempotent."""
+        await self._learning.close()
 
     @property
     def tasks(self) -> TaskBook | None:

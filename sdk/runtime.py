@@ -126,7 +126,8 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _shut_down(endpoints: Endpoints) -> None:
-    pending = asyncio.all_tasks() - {asyncio.current_task()} - endpoints.router.shadows
+    await endpoints.router.end_learning()  # a shadow whose connection is cancelled would look like a failed device
+    pending = asyncio.all_tasks() - {asyncio.current_task()}
     for task in pending:
         task.cancel()
     await asyncio.gather(*pending, return_exceptions=True)

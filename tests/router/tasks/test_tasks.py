@@ -45,7 +45,7 @@ class Tasks(Bench):
         return infos
 
     async def learned(self) -> None:
-        while shadows := self.router.shadows:
+        while shadows := self.router._learning.shadows:
             await asyncio.wait(shadows)
 
     async def catch_up(self) -> None:
