@@ -215,6 +215,7 @@ class TaskBook:
             return self._thread.submit(safely)
         except RuntimeError:  # the interpreter exits, or the book is closed
             if not self._is_closed:
+                self._thread.shutdown()  # the queued work precedes this
                 safely()
             done = Future[None]()
             done.set_result(None)

@@ -149,7 +149,7 @@ SUBPACKAGES = {
 UNLIMITED = {"embedded/kinds", "cloud_engine/models/families"}
 MAX_FILES = 20
 #: Lines of all packages together; the goal is 45,000.
-MAX_LINES = 93_239
+MAX_LINES = 93_240
 
 
 def modules() -> set[str]:
